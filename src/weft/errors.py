@@ -1,0 +1,21 @@
+"""What weft raises.
+
+    WeftError (a ValueError)      the user's input breaks a rule: rule, values and remedy in one line
+    └── ScheduleError             a schedule breaks a rule of the verifier: also the grid, the place marked
+"""
+
+from __future__ import annotations
+
+
+class WeftError(ValueError):
+    """The input breaks a rule; the message states the rule, the values and the remedy."""
+
+
+class ScheduleError(WeftError):
+    """A schedule that can't be run, with the rule that it breaks and the place where it does."""
+
+    def __init__(self, rule: str, problem: str, *, grid: str = "") -> None:
+        self.rule = rule
+        self.problem = problem
+        self.grid = grid
+        super().__init__(f"{rule}: {problem}" + (f"\n{grid}" if grid else ""))

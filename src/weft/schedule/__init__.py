@@ -1,0 +1,30 @@
+"""Schedules as data: torch-free. Described once, then verified, simulated, drawn and executed."""
+
+from weft.schedule.actions import Action, B, F, I, Op, Rows, U, W, alternate, as_rows, join, one_f_one_b
+from weft.schedule.catalog import METHODS, Method, schedule
+from weft.schedule.core import Schedule
+from weft.schedule.lower import Program, Step, lower
+from weft.schedule.weights import Weights
+
+__all__ = [
+    "METHODS",
+    "Action",
+    "B",
+    "F",
+    "I",
+    "Method",
+    "Op",
+    "Program",
+    "Rows",
+    "Schedule",
+    "Step",
+    "U",
+    "W",
+    "Weights",
+    "alternate",
+    "as_rows",
+    "join",
+    "lower",
+    "one_f_one_b",
+    "schedule",
+]

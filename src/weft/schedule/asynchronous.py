@@ -1,0 +1,120 @@
+"""Asynchronous 1F1B, one order for five methods: a forward and a backward in turn, without end and flush.
+
+Rank `r` is `p - 1 - r` forwards ahead of its backwards. A stage updates when a mini-batch's last backward is
+done and waits for nobody, so there is no bubble, and a forward meets other weights than its update. What the
+methods differ in is only which weights they read. `p = 4, m = 4`:
+
+    rank 0  1a 2a 3a 4a .  .  .  .  .  .  1A 1A 5a 2A 2A 6a 3A 3A 7a 4A 4A 8a 5A 5A 9a 6A 6A
+    rank 1  .  1a 2a 3a .  .  .  .  1A 1A 4a 2A 2A 5a 3A 3A 6a 4A 4A 7a 5A 5A 8a 6A 6A 9a 7A 7A
+    rank 2  .  .  1a 2a .  .  1A 1A 3a 2A 2A 4a 3A 3A 5a 4A 4A 6a 5A 5A 7a 6A 6A 8a 7A 7A 9a 8A 8A
+    rank 3  .  .  .  1a 1A 1A 2a 2A 2A 3a 3A 3A 4a 4A 4A 5a 5A 5A 6a 6A 6A 7a 7A 7A 8a 8A 8A 9a 9A 9A
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from weft.errors import WeftError
+from weft.schedule import law
+from weft.schedule.actions import B, F, alternate
+from weft.schedule.core import Schedule, check_sizes
+from weft.schedule.weights import Weights
+
+
+def pipedream(stages: int, microbatches: int, *, vertical_sync: bool = False) -> Schedule:
+    """Weight stashing (Narayanan et al. 2019): a backward at its forward's weights, whichever they were."""
+    if not isinstance(vertical_sync, bool):
+        raise WeftError(f"vertical_sync is True or False (got {vertical_sync!r})")
+    if vertical_sync and microbatches != 1:
+        raise WeftError(
+            f"vertical sync is defined for mini-batches of one micro-batch (microbatches: {microbatches}); "
+            "use 1, or leave vertical sync out"
+        )
+    return _order(
+        "pipedream",
+        stages,
+        microbatches,
+        weights=Weights(delay=stages - 1 if vertical_sync else None),
+        options={"vertical_sync": True} if vertical_sync else {},
+    )
+
+
+def two_buffered(stages: int, microbatches: int, *, warmup: int = 1) -> Schedule:
+    """PipeDream-2BW (Narayanan et al. 2021): every mini-batch one update late, so two versions are enough.
+
+    `warmup=2` runs twice the forwards ahead, which hides a hop's time at the price of activations.
+    """
+    check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
+    ahead = warmup * (stages - 1)
+    if microbatches < ahead + 1:
+        raise WeftError(
+            f"2bw needs {ahead + 1} or more micro-batches for two weight versions to be enough "
+            f"(microbatches: {microbatches}, stages: {stages}, warmup: {warmup}); use {ahead + 1}"
+        )
+    options = {"warmup": warmup} if warmup != 1 else {}
+    return _order("2bw", stages, microbatches, weights=Weights(delay=1), warmup=warmup, options=options)
+
+
+def xpipe(
+    stages: int, microbatches: int, *, versions: Literal["published", "exact"] = "published"
+) -> Schedule:
+    """XPipe (Guan et al. 2019): a mini-batch's first micro-batch predicts the weights for all of them.
+
+    "published" predicts forward and backward as the paper prints it; "exact" counts the updates that really
+    lie between, so that the backward needs no prediction: it runs at the weights the update meets.
+    """
+    if versions not in ("published", "exact"):
+        raise WeftError(f"xpipe's versions are published or exact (got {versions!r})")
+    weights = Weights(
+        delay=None,
+        backward="newest",
+        ahead=tuple(law.xpipe_forward(stages, microbatches, rank, versions) for rank in range(stages)),
+        ahead_backward=tuple(law.xpipe_backward(microbatches, rank, versions) for rank in range(stages)),
+        bellwether=True,
+    )
+    options = {"versions": versions} if versions != "published" else {}
+    return _order("xpipe", stages, microbatches, weights=weights, options=options)
+
+
+def spectrain(stages: int, microbatches: int) -> Schedule:
+    """SpecTrain (Chen et al. 2018): every micro-batch predicts, from the newest weights, for both passes."""
+    weights = Weights(
+        delay=None,
+        backward="newest",
+        ahead=tuple(rank // 2 + stages - rank - 1 for rank in range(stages)),
+        ahead_backward=tuple(rank // 2 for rank in range(stages)),
+    )
+    return _order("spectrain", stages, microbatches, weights=weights)
+
+
+def pipeoptim(stages: int, microbatches: int) -> Schedule:
+    """PipeOptim (Guan et al. 2023): the forward predicts, the backward takes the newest weights."""
+    weights = Weights(
+        delay=None, backward="newest", ahead=tuple(stages - rank - 1 for rank in range(stages))
+    )
+    return _order("pipeoptim", stages, microbatches, weights=weights)
+
+
+def _order(
+    name: str,
+    stages: int,
+    microbatches: int,
+    *,
+    weights: Weights,
+    warmup: int = 1,
+    options: dict[str, object] | None = None,
+) -> Schedule:
+    check_sizes(stages=stages, microbatches=microbatches)
+    every = np.arange(microbatches)
+    return Schedule(
+        name=name,
+        stages=stages,
+        microbatches=microbatches,
+        streams=(
+            alternate(F(rank, every), B(rank, every - warmup * (stages - 1 - rank))) for rank in range(stages)
+        ),
+        weights=weights,
+        options=options,
+    )

@@ -1,0 +1,131 @@
+"""The methods by name, and the one door to them: `schedule(name, stages=, microbatches=)`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import WeftError
+from weft.schedule.asynchronous import pipedream, pipeoptim, spectrain, two_buffered, xpipe
+from weft.schedule.core import Schedule, check_sizes, check_work
+from weft.schedule.gpipe import gpipe
+from weft.schedule.interleaved import interleaved
+from weft.schedule.one_f_one_b import one_f_one_b
+from weft.schedule.wpipe import wpipe
+from weft.schedule.zero_bubble import zb_h1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One entry of the catalogue."""
+
+    build: Callable[..., Schedule]
+    asynchronous: bool
+    needs: str  # of the number of micro-batches, in words
+    weights: str  # forward; backward
+    summary: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options beyond stages and microbatches, with their defaults."""
+        parameters = list(inspect.signature(self.build).parameters.values())
+        return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+
+METHODS: dict[str, Method] = {
+    "gpipe": Method(
+        build=gpipe,
+        asynchronous=False,
+        needs="any",
+        weights="W(t); same",
+        summary="all forwards, then all backwards",
+    ),
+    "1f1b": Method(
+        build=one_f_one_b,
+        asynchronous=False,
+        needs="any",
+        weights="W(t); same",
+        summary="GPipe's time with at most p - r micro-batches in flight",
+    ),
+    "interleaved": Method(
+        build=interleaved,
+        asynchronous=False,
+        needs="multiple of p",
+        weights="W(t); same",
+        summary="v chunks a rank, a v-th of the bubble",
+    ),
+    "zb-h1": Method(
+        build=zb_h1,
+        asynchronous=False,
+        needs="any",
+        weights="W(t); same",
+        summary="weight gradients fill the bubble, a third of it is left",
+    ),
+    "pipedream": Method(
+        build=pipedream,
+        asynchronous=True,
+        needs="any",
+        weights="newest; same",
+        summary="no bubble, up to p - r - 1 stashed versions",
+    ),
+    "2bw": Method(
+        build=two_buffered,
+        asynchronous=True,
+        needs=">= p",
+        weights="W(t-1); same",
+        summary="no bubble, two versions, one update late",
+    ),
+    "wpipe": Method(
+        build=wpipe,
+        asynchronous=True,
+        needs="multiple of p",
+        weights="G0 W(t-1), G1 W(t); same",
+        summary="no bubble, half of 2bw's extra weights and delay",
+    ),
+    "xpipe": Method(
+        build=xpipe,
+        asynchronous=True,
+        needs="any",
+        weights="predicted; predicted",
+        summary="no bubble, no stash: the bellwether predicts the weights",
+    ),
+    "spectrain": Method(
+        build=spectrain,
+        asynchronous=True,
+        needs="any",
+        weights="predicted; predicted",
+        summary="every micro-batch predicts, for both passes",
+    ),
+    "pipeoptim": Method(
+        build=pipeoptim,
+        asynchronous=True,
+        needs="any",
+        weights="predicted; newest",
+        summary="the forward predicts, the backward takes the newest",
+    ),
+}
+
+
+def schedule(name: str, *, stages: int, microbatches: int, **options: Any) -> Schedule:
+    """A method's schedule by name, such as `weft.schedule("wpipe", stages=4, microbatches=8)`."""
+    if name not in METHODS:
+        raise WeftError(f"there is no schedule {name!r}{nearest(name, METHODS)}; known are {', '.join(METHODS)}")
+    method = METHODS[name]
+    for option in options:
+        if option not in method.options:
+            known = ", ".join(method.options) or "none"
+            raise WeftError(
+                f"{name} has no option {option!r}{nearest(option, method.options)}; its options are: {known}"
+            )
+    check_sizes(stages=stages, microbatches=microbatches)
+    check_work(stages=stages, microbatches=microbatches, chunks=stages)
+    return method.build(int(stages), int(microbatches), **options)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?` where something is close enough."""
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,220 @@
+"""From what an author writes to what everybody reads: the passes that complete a schedule.
+
+    updates      a chunk without updates gets one behind the last backward of each mini-batch
+    reads        how far behind each pass reads (`delay`), how far ahead it predicts, and which row predicts
+    deaths       the row after which a version, or a prediction, is never read again
+    hand-overs   which chunk's output an action needs, and which chunk takes its own
+
+The result is a `Program`: tables of one cycle with a column a rank, in which nothing depends on the number of
+the cycle. In cycle `c`, a row speaks of mini-batch `batch + c` and reads version `max(0, batch + c - delay)`.
+The verifier, the simulator, the pictures and the engine all read this one form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.schedule.actions import BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, join
+from weft.schedule.core import Schedule
+from weft.schedule.weights import of_chunk
+
+Ints: TypeAlias = npt.NDArray[np.integer]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class Step(NamedTuple):
+    """One action of a window, with all that a rank has to know to run it."""
+
+    action: Action
+    minibatch: int
+    version: int  # that it reads; of an update, that it makes
+    ahead: int  # updates that the weights are predicted beyond the version
+    predicts: bool  # makes that prediction; the others of its mini-batch reuse it
+    dies: bool  # the version is not read again (of an update: the version before, which it may overwrite)
+    forgets: bool  # the prediction is not read again
+    source: int  # rank that its input comes from by message, or -1
+    target: int  # rank that its output goes to by message, or -1
+    row: int  # its place in the stream
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """A lowered schedule: every column is an array of rows x ranks, for one cycle."""
+
+    schedule: Schedule
+    op: npt.NDArray[np.int8]
+    chunk: npt.NDArray[np.int16]
+    index: npt.NDArray[np.int32]
+    batch: npt.NDArray[np.int16]
+    delay: npt.NDArray[np.int16]
+    ahead: npt.NDArray[np.int16]
+    predicts: Bools
+    dies: Bools
+    forgets: Bools
+    needs: Ints  # op x chunk: the chunk whose output it needs, or -1
+    feeds: Ints  # op x chunk: the chunk that takes its output, or -1
+
+    @property
+    def drain(self) -> int:
+        """Cycles that a window takes after those of its mini-batches, until the last backward is done."""
+        return max(0, -int(self.batch.min(initial=0)))
+
+    def steps(self, rank: int, *, minibatches: int) -> Iterator[Step]:
+        """What a rank runs in a window of mini-batches, from an empty pipeline to an empty pipeline."""
+        microbatches, placement = self.schedule.microbatches, self.schedule.placement
+        columns = (self.op, self.chunk, self.index, self.batch, self.delay, self.ahead)
+        flags = (self.predicts, self.dies, self.forgets)
+        table = list(enumerate(zip(*(column[:, rank].tolist() for column in columns + flags), strict=True)))
+        for cycle in range(minibatches + self.drain):
+            for row, (op, chunk, index, batch, delay, ahead, predicts, dies, forgets) in table:
+                minibatch = batch + cycle
+                if op == NONE or not 0 <= minibatch < minibatches:
+                    continue
+                needs, feeds = int(self.needs[op, chunk]), int(self.feeds[op, chunk])
+                yield Step(
+                    action=Action(Op(op), chunk, index + cycle * (1 if op == Op.U else microbatches)),
+                    minibatch=minibatch,
+                    version=minibatch + 1 if op == Op.U else max(0, minibatch - delay),
+                    ahead=ahead,
+                    predicts=predicts,
+                    dies=dies and minibatch >= delay,  # version 0 serves all that would read an earlier one
+                    forgets=forgets,
+                    source=-1 if needs < 0 or placement[needs] == rank else placement[needs],
+                    target=-1 if feeds < 0 or placement[feeds] == rank else placement[feeds],
+                    row=row,
+                )
+
+
+def lower(schedule: Schedule) -> Program:
+    """Run all passes over a schedule."""
+    streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
+    shape = (max(map(len, streams)), schedule.stages)
+    needs, feeds = _hand_overs(schedule.chunks)
+    program = Program(
+        schedule=schedule,
+        op=np.full(shape, NONE, np.int8),
+        chunk=np.zeros(shape, np.int16),
+        index=np.zeros(shape, np.int32),
+        batch=np.zeros(shape, np.int16),
+        delay=np.zeros(shape, np.int16),
+        ahead=np.zeros(shape, np.int16),
+        predicts=np.zeros(shape, np.bool_),
+        dies=np.zeros(shape, np.bool_),
+        forgets=np.zeros(shape, np.bool_),
+        needs=needs,
+        feeds=feeds,
+    )
+    for rank, rows in enumerate(streams):
+        for name, column in _lower_rank(rows, schedule).items():
+            getattr(program, name)[: len(rows), rank] = column
+    return program
+
+
+def _with_updates(rows: Rows, microbatches: int) -> Rows:
+    """Pass 1: an update behind the last backward of each mini-batch, for chunks that have none."""
+    updated = set(np.unique(rows["chunk"][rows["op"] == Op.U]).tolist())
+    places, updates = [], []
+    for chunk in np.unique(rows["chunk"]).tolist():
+        retiring = np.flatnonzero((rows["chunk"] == chunk) & np.isin(rows["op"], RETIRING))
+        if chunk in updated or not retiring.size:
+            continue
+        batch = rows["index"][retiring] // microbatches
+        oldest = batch.min()  # the mini-batch that this cycle completes
+        places.append(retiring[batch == oldest].max() + 1)
+        updates.append(U(chunk, int(oldest)))
+    return np.insert(rows, places, join(*updates)) if updates else rows
+
+
+def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.generic]]:
+    """Passes 2 and 3 for the stream of one rank."""
+    op, chunk, index = (np.ascontiguousarray(rows[name]) for name in ("op", "chunk", "index"))
+    batch = np.where(op == Op.U, index, index // schedule.microbatches)
+    zeros = np.zeros(len(rows), np.int16)
+    columns = {"op": op, "chunk": chunk, "index": index, "batch": batch, "delay": zeros, "ahead": zeros.copy()}
+    for name in ("predicts", "dies", "forgets"):
+        columns[name] = np.zeros(len(rows), np.bool_)
+    for one in np.unique(chunk).tolist():
+        _reads(columns, np.flatnonzero(chunk == one), one, schedule)
+        _deaths(columns, np.flatnonzero(chunk == one))
+    return columns
+
+
+def _reads(columns: dict[str, npt.NDArray], mine: Ints, chunk: int, schedule: Schedule) -> None:
+    """Pass 2: `delay`, `ahead` and `predicts` of one chunk's rows (`mine` are their places)."""
+    weights, microbatches = schedule.weights, schedule.microbatches
+    op, batch, j = columns["op"][mine], columns["batch"][mine], columns["index"][mine] % microbatches
+    forward, backward = op == Op.F, np.isin(op, (*BACKWARDS, Op.W))
+    newest = batch - _newest(op, batch)  # the delay of whoever reads the newest version
+    delay, ahead, predicts = np.zeros_like(batch), np.zeros_like(batch), np.zeros(len(mine), np.bool_)
+
+    def choose(mask: Bools, wanted: int | None, steps: int) -> None:
+        first = mask & (j == 0) & (op != Op.W)
+        own = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
+        delay[mask] = own[mask] if wanted is None else wanted
+        ahead[mask] = steps
+        if steps:
+            predicts[mask] = first[mask] if weights.bellwether else True
+
+    choose(forward, None if weights.delay is None else of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
+    if weights.backward == "newest":
+        choose(backward, None, of_chunk(weights.ahead_backward, chunk))
+    else:
+        by_microbatch = np.zeros(microbatches, batch.dtype)
+        by_microbatch[j[forward]] = delay[forward]
+        delay[backward] = by_microbatch[j[backward]]
+        ahead[backward] = of_chunk(weights.ahead, chunk)
+    columns["delay"][mine], columns["ahead"][mine], columns["predicts"][mine] = delay, ahead, predicts
+
+
+def _newest(op: Ints, batch: Ints) -> Ints:
+    """The newest version, relative to the cycle, that a chunk has when each of its rows begins."""
+    updates = np.flatnonzero(op == Op.U)
+    if not updates.size:
+        return np.zeros_like(batch)
+    return batch[updates].min() + (np.arange(len(op)) > updates[0])
+
+
+def _deaths(columns: dict[str, npt.NDArray], mine: Ints) -> None:
+    """Pass 3: `dies` and `forgets` of one chunk's rows.
+
+    Version `v` is read in cycle `v + delay - batch`; what counts is the read that comes last of all cycles. A
+    version whose last read comes before the update that replaces it dies in that update, which may then
+    write in place.
+    """
+    op, batch = columns["op"][mine], columns["batch"][mine]
+    delay, ahead, predicts = (columns[name][mine] for name in ("delay", "ahead", "predicts"))
+    place, height = mine.astype(np.int64), len(columns["op"])
+    updates = np.flatnonzero(op == Op.U)
+    reads = np.flatnonzero((op != Op.U) & ((ahead == 0) | predicts))
+    if updates.size and reads.size:
+        when = (delay[reads].astype(np.int64) - batch[reads]) * height + place[reads]
+        replaced = -int(batch[updates[0]]) * height + int(place[updates[0]])
+        last = reads[when.argmax()] if when.max() > replaced else updates[0]
+        columns["dies"][mine[last]] = True
+
+    readers = np.flatnonzero((op != Op.U) & (ahead > 0))
+    own = predicts[readers].all()  # each prediction serves the row that made it
+    columns["forgets"][mine[readers]] = own
+    if own:
+        return
+    forward = op[readers] == Op.F
+    shared = not (predicts[readers] & ~forward).any()  # the backwards reuse what the forward predicted
+    for group in [readers] if shared else [readers[forward], readers[~forward]]:
+        if group.size:
+            columns["forgets"][mine[group[(place[group] - batch[group].astype(np.int64) * height).argmax()]]] = True
+
+
+def _hand_overs(chunks: int) -> tuple[Ints, Ints]:
+    """Pass 4: whose output an op in a chunk needs, and who takes its own."""
+    needs = np.full((len(Op), chunks), -1)
+    feeds = needs.copy()
+    before, behind = np.arange(chunks) - 1, np.append(np.arange(1, chunks), -1)
+    needs[Op.F], feeds[Op.F] = before, behind
+    for op in BACKWARDS:
+        needs[op], feeds[op] = behind, before
+    return needs, feeds

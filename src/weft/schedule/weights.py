@@ -1,0 +1,66 @@
+"""The weight policy: which weights each forward and backward reads.
+
+A method is an order of work times a policy. A policy never names a version by number: mini-batch `t` reads
+version `max(0, t - delay)`, and, where it predicts, the weights `ahead` updates beyond that version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from weft.errors import WeftError
+
+PerChunk: TypeAlias = "int | tuple[int, ...]"  # one number for all chunks, or one each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Which weights a micro-batch of mini-batch `t` reads in each chunk.
+
+    `delay`       forward at `W_{t-delay}`; None: at the newest version on the rank when the forward runs
+    `backward`    "forward": at the weights of its forward; "newest": at the newest version when it runs
+    `ahead`       forward at weights predicted that many updates beyond that version
+    `ahead_backward`   the same for a backward at the newest version
+    `bellwether`  a mini-batch's first micro-batch chooses (and predicts) for all; False: each for itself
+    """
+
+    delay: PerChunk | None = 0
+    backward: Literal["forward", "newest"] = "forward"
+    ahead: PerChunk = 0
+    ahead_backward: PerChunk = 0
+    bellwether: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("delay", "ahead", "ahead_backward"):
+            value = getattr(self, name)
+            if value is not None and any(type(one) is not int or one < 0 for one in _each(value)):
+                raise WeftError(f"Weights.{name} is a whole number from 0, or one a chunk (got {value!r})")
+        if self.backward not in ("forward", "newest"):
+            raise WeftError(f'Weights.backward is "forward" or "newest" (got {self.backward!r})')
+        if self.backward == "forward" and any(_each(self.ahead_backward)):
+            raise WeftError(
+                'Weights.ahead_backward needs backward="newest": a backward at its forward\'s weights predicts nothing'
+            )
+
+    def check(self, chunks: int) -> None:
+        """Refuse a policy that speaks of another number of chunks."""
+        for name in ("delay", "ahead", "ahead_backward"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != chunks:
+                raise WeftError(
+                    f"Weights.{name} needs one value a chunk (values: {len(value)}, chunks: {chunks}); "
+                    "one number serves all chunks"
+                )
+
+    @property
+    def predicts(self) -> bool:
+        return any(_each(self.ahead)) or any(_each(self.ahead_backward))
+
+
+def of_chunk(value: PerChunk, chunk: int) -> int:
+    return value if isinstance(value, int) else value[chunk]
+
+
+def _each(value: PerChunk) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,)

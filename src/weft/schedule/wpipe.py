@@ -1,0 +1,59 @@
+"""WPipe: two groups of partitions, the first group's next forwards moved ahead of its current backwards.
+
+Chunks `0..p-1` are G0, the first half of the model, `p..2p-1` are G1; rank `r` holds chunk `r` of both, and
+rank `p-1` of G0 feeds rank 0 of G1, so the links form a ring. Forwards: `p` micro-batches through G0, the same
+`p` through G1, the next `p` through G0 …; backwards: `p` in G1, the same `p` in G0 …. G1 has its update before
+its next forwards begin, so only G0 is one update late and holds a second version. `p = 4, m = 4`, one column =
+F of a half-stage, `1a`/`1b` forward of micro-batch 1 in G0/G1, `1A`/`1B` backward:
+
+    rank 0  1a 2a 3a 4a 1b 2b 3b 4b .  .  .  .  .  .  1B 1B 5a 2B 2B 6a 3B 3B 7a 4B 4B 8a 1A 1A 5b 2A 2A 6b 3A 3A
+    rank 1  .  1a 2a 3a 4a 1b 2b 3b .  .  .  .  1B 1B 4b 2B 2B 5a 3B 3B 6a 4B 4B 7a 1A 1A 8a 2A 2A 5b 3A 3A 6b 4A
+    rank 2  .  .  1a 2a 3a 4a 1b 2b .  .  1B 1B 3b 2B 2B 4b 3B 3B 5a 4B 4B 6a 1A 1A 7a 2A 2A 8a 3A 3A 5b 4A 4A 6b
+    rank 3  .  .  .  1a 2a 3a 4a 1b 1B 1B 2b 2B 2B 3b 3B 3B 4b 4B 4B 5a 1A 1A 6a 2A 2A 7a 3A 3A 8a 4A 4A 5b 5B 5B
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.errors import WeftError
+from weft.schedule.actions import B, F, Rows, alternate
+from weft.schedule.core import Schedule, check_sizes, check_work
+from weft.schedule.interleaved import multiples
+from weft.schedule.weights import Weights
+
+
+def wpipe(stages: int, microbatches: int, *, warmup: int = 1) -> Schedule:
+    """`warmup=2` sends rounds of `2p` micro-batches and twice the forwards ahead: it hides a hop's time."""
+    check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
+    check_work(stages=stages, microbatches=microbatches, chunks=2 * stages)
+    turn = warmup * stages  # micro-batches that go through one group before the other has its turn
+    if microbatches % turn:
+        raise WeftError(
+            f"wpipe needs microbatches to be a multiple of {'' if warmup == 1 else f'{warmup} x '}stages "
+            f"(microbatches: {microbatches}, stages: {stages}); use {multiples(microbatches, turn)}"
+        )
+    step = np.arange(2 * microbatches)
+
+    def stream(rank: int) -> Rows:
+        group, microbatch = _turns(step, turn)
+        forwards = F(group * stages + rank, microbatch)
+        group, microbatch = _turns(step - turn - warmup * (stages - 1 - rank), turn)
+        backwards = B((1 - group) * stages + rank, microbatch)
+        return alternate(forwards, backwards)
+
+    return Schedule(
+        name="wpipe",
+        stages=stages,
+        microbatches=microbatches,
+        placement=(chunk % stages for chunk in range(2 * stages)),
+        streams=map(stream, range(stages)),
+        weights=Weights(delay=(1,) * stages + (0,) * stages),
+        options={"warmup": warmup} if warmup != 1 else {},
+    )
+
+
+def _turns(step: np.ndarray, turn: int) -> tuple[np.ndarray, np.ndarray]:
+    """Group and micro-batch of the `step`-th action of a pass in which the groups take turns."""
+    both, within = np.divmod(step, 2 * turn)
+    return within // turn, both * turn + within % turn

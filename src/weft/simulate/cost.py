@@ -1,0 +1,148 @@
+"""What work costs: time and bytes of each chunk, time of each link.
+
+Units are the user's: any unit of time, any unit of memory; bandwidth is memory a time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from weft.errors import WeftError
+from weft.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkCost:
+    """Time and memory of one micro-batch in one chunk.
+
+    `input_bytes` is what a micro-batch hands over to this chunk (and, as a gradient, back); the activations
+    that a forward keeps for its backward are `activation_bytes`, the input among them. With `recompute` a
+    forward keeps its input only and the backward runs the forward again.
+    """
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+    update: float = 0.0
+    activation_bytes: float = 1.0
+    input_bytes: float = 0.0
+    weight_bytes: float = 1.0
+    gradient_bytes: float = 1.0
+    optimizer_bytes: float = 2.0
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.recompute and self.input_bytes > self.activation_bytes:
+            raise WeftError(
+                f"activations include the input (activation_bytes: {self.activation_bytes}, input_bytes: "
+                f"{self.input_bytes}); raise activation_bytes"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A directed connection of two ranks. Messages pass one after the other, `bytes / bandwidth` each, and
+    arrive `latency` later. Without `overlap`, the sender computes nothing until its message has arrived."""
+
+    bandwidth: float = math.inf
+    latency: float = 0.0
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if not self.bandwidth > 0:
+            raise WeftError(f"Link.bandwidth must be above 0 (got {self.bandwidth})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The costs of a schedule: one `ChunkCost` a chunk, one `Link` for all, `links` where some differ."""
+
+    chunks: tuple[ChunkCost, ...]
+    link: Link = field(default_factory=Link)
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+
+    @classmethod
+    def uniform(
+        cls,
+        schedule: Schedule,
+        *,
+        forward: float = 1.0,
+        backward: float = 2.0,
+        link: Link | None = None,
+        recompute: bool = False,
+        **stage: float,
+    ) -> Cost:
+        """Equal stages. Times and bytes are a whole stage's and divided among its chunks; only `input_bytes`,
+        what crosses from one chunk to the next, is the same wherever the model is cut."""
+        whole = ChunkCost(forward=forward, backward_input=backward / 2, backward_weight=backward / 2, **stage)
+        held = [schedule.placement.count(rank) for rank in range(schedule.stages)]
+        divided = [one.name for one in fields(ChunkCost) if one.name not in ("input_bytes", "recompute")]
+        costs = {
+            parts: ChunkCost(
+                **{name: getattr(whole, name) / parts for name in divided},
+                input_bytes=whole.input_bytes,
+                recompute=recompute,
+            )
+            for parts in set(held)
+            if parts
+        }
+        return cls(chunks=tuple(costs[held[rank]] for rank in schedule.placement), link=link or Link())
+
+    @classmethod
+    def from_json(cls, text: str) -> Cost:
+        """`{"chunks": [{"forward": 1.0, …}, …], "link": {…}, "links": {"0-1": {…}}}`"""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as problem:
+            raise WeftError(f"a cost file is JSON ({problem})") from None
+        if not isinstance(data, dict) or not isinstance(data.get("chunks"), list):
+            raise WeftError('a cost file is an object with a list "chunks", and may have "link" and "links"')
+        if unknown := set(data) - {"chunks", "link", "links"}:
+            raise WeftError(f"a cost file has chunks, link and links only (got {', '.join(sorted(unknown))})")
+        return cls(
+            chunks=tuple(_build(ChunkCost, one) for one in data["chunks"]),
+            link=_build(Link, data.get("link", {})),
+            links={_edge(key): _build(Link, one) for key, one in data.get("links", {}).items()},
+        )
+
+    def check(self, schedule: Schedule) -> None:
+        if len(self.chunks) != schedule.chunks:
+            raise WeftError(
+                f"costs need one entry a chunk (entries: {len(self.chunks)}, chunks of {schedule.title}: "
+                f"{schedule.chunks})"
+            )
+        for edge in self.links:
+            if not all(0 <= rank < schedule.stages for rank in edge):
+                raise WeftError(f"links join ranks 0 to {schedule.stages - 1} (got {edge[0]}-{edge[1]})")
+
+
+def _build(kind: type[Any], values: Any) -> Any:
+    known = {one.name for one in fields(kind)}
+    if not isinstance(values, dict) or set(values) - known:
+        raise WeftError(f"{kind.__name__} has {', '.join(sorted(known))} (got {values!r})")
+    return kind(**values)
+
+
+def _edge(text: str) -> tuple[int, int]:
+    sender, _, receiver = text.partition("-")
+    if not (sender.isdigit() and receiver.isdigit()):
+        raise WeftError(f'a link is named by its ranks, such as "0-1" (got {text!r})')
+    return int(sender), int(receiver)
+
+
+def _check(cost: ChunkCost | Link) -> None:
+    for one in fields(cost):
+        value = getattr(cost, one.name)
+        if one.type == "bool":
+            if not isinstance(value, bool):
+                raise WeftError(f"{type(cost).__name__}.{one.name} is true or false (got {value!r})")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise WeftError(f"{type(cost).__name__}.{one.name} must be a number from 0 (got {value!r})")
+        elif math.isinf(value) and one.name != "bandwidth":
+            raise WeftError(f"{type(cost).__name__}.{one.name} must be finite (got {value!r})")

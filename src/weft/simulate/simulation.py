@@ -1,0 +1,230 @@
+"""Schedule + costs -> figures and timelines, all by executing the lowered schedule.
+
+`simulate` runs an endless pipeline until its state repeats, which makes the steady figures exact, and drains
+it. `timeline` runs one window of mini-batches and keeps every start and end, for pictures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.schedule import Op, Program, Schedule, Step, lower
+from weft.schedule.core import check_sizes
+from weft.simulate.cost import Cost
+from weft.simulate.machine import Cycle, Floats, Machine, State, durations, message_bytes
+from weft.simulate.memory import RankMemory, measure
+
+LOOK_BACK = 64  # states to compare with in search of a repetition
+PATIENCE = 100_000  # rows a rank to run at most, and
+MAX_ROWS = 60_000_000  # rows of all ranks, in search of a steady state that does not come
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Simulation:
+    """What a schedule costs. Times in the unit of the costs; `per rank`, `per chunk`: one value each."""
+
+    schedule: Schedule
+    cost: Cost
+    steady: bool  # the state repeats, so that the figures hold for ever; else they are the last cycle's
+    period: float  # time of a mini-batch in the steady state
+    bubble: float  # part of that time in which a rank idles, mean over ranks
+    bubbles: tuple[float, ...]  # the same, per rank
+    throughput: float  # micro-batches a time
+    minibatches: int  # of the window that `makespan` is of
+    makespan: float
+    fill: float  # makespan beyond minibatches x period: the idle of fill and drain together
+    versions: tuple[int, ...]  # held at the most, the newest included, per chunk
+    delay: tuple[int, ...]  # updates between the version read and the version met, at the most, per chunk
+    ahead: tuple[int, ...]  # updates that forwards predict, per chunk
+    in_flight: tuple[float, ...]  # micro-batches at the most, in whole stages, per rank
+    messages_per_microbatch: float  # hand-overs from chunk to chunk
+    memory: tuple[RankMemory, ...]  # at the peak, per rank
+    traffic: dict[tuple[int, int], tuple[int, float]]  # (from, to) -> messages and bytes a mini-batch
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures as plain JSON data."""
+        schedule = self.schedule
+        return {
+            "schedule": schedule.name,
+            "stages": schedule.stages,
+            "microbatches": schedule.microbatches,
+            "chunks": schedule.chunks,
+            "options": dict(schedule.options),
+            "steady": self.steady,
+            "bubble": self.bubble,
+            "bubbles": list(self.bubbles),
+            "throughput": self.throughput,
+            "period": self.period,
+            "minibatches": self.minibatches,
+            "makespan": self.makespan,
+            "fill": self.fill,
+            "versions": list(self.versions),
+            "delay": list(self.delay),
+            "ahead": list(self.ahead),
+            "in_flight": list(self.in_flight),
+            "messages_per_microbatch": self.messages_per_microbatch,
+            "memory": [one.bytes | {"total": one.total} for one in self.memory],
+            "traffic": [
+                {"from": edge[0], "to": edge[1], "messages": messages, "bytes": size}
+                for edge, (messages, size) in self.traffic.items()
+            ],
+        }
+
+
+def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int | None = None) -> Simulation:
+    """Execute a schedule with costs (default: equal stages, F = 1, B = 2) and count.
+
+    `minibatches` is the window that `makespan` is given for; the steady figures do not depend on it.
+    """
+    if minibatches is not None:
+        check_sizes(minibatches=minibatches)
+    cost = cost or Cost.uniform(schedule)
+    program = lower(schedule)
+    machine = Machine(program, cost)
+    cycles, steady, period = _until_steady(machine)
+    own = len(cycles)
+    cycles += [machine.run(own + one, minibatches=own) for one in range(program.drain)]
+    makespan = float(machine.clock.max())
+    window = minibatches or own
+    if window > own:
+        makespan += (window - own) * period  # what repeats need not be run again
+    elif window < own:
+        makespan = timeline(schedule, cost, minibatches=window, program=program).makespan
+
+    busy = _busy(program, durations(cost))
+    bubbles = 1 - busy / period if period else np.zeros_like(busy)
+    memory = measure(program, cost, cycles)
+    versions = {chunk: held for one in memory for chunk, held in one.versions.items()}
+    traffic, messages = _traffic(program, cost)
+    return Simulation(
+        schedule=schedule,
+        cost=cost,
+        steady=steady,
+        period=period,
+        bubble=_clean(bubbles.mean()),
+        bubbles=tuple(_clean(one) for one in bubbles),
+        throughput=schedule.microbatches / period if period else float("inf"),
+        minibatches=window,
+        makespan=makespan,
+        fill=_clean(makespan - window * period),
+        versions=tuple(versions.get(chunk, 1) for chunk in range(schedule.chunks)),
+        delay=_of_forwards(program, program.delay),
+        ahead=_of_forwards(program, program.ahead),
+        in_flight=tuple(one.in_flight for one in memory),
+        messages_per_microbatch=messages / schedule.microbatches,
+        memory=tuple(memory),
+        traffic=traffic,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One executed action on a rank."""
+
+    rank: int
+    start: float
+    end: float
+    step: Step
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Timeline:
+    """A window of mini-batches, simulated or measured: what the pictures are drawn from."""
+
+    schedule: Schedule
+    minibatches: int
+    blocks: tuple[Block, ...]
+    makespan: float
+
+
+def timeline(
+    schedule: Schedule, cost: Cost | None = None, *, minibatches: int, program: Program | None = None
+) -> Timeline:
+    """Run a window of mini-batches, from an empty pipeline to an empty pipeline, and keep every block."""
+    check_sizes(minibatches=minibatches)
+    cost = cost or Cost.uniform(schedule)
+    program = program or lower(schedule)
+    machine, spent = Machine(program, cost), durations(cost)
+    cycles = [machine.run(one, minibatches=minibatches) for one in range(minibatches + program.drain)]
+    blocks = []
+    for rank in range(schedule.stages):
+        ends = (end for cycle in cycles for end in cycle.end[cycle.live[:, rank], rank].tolist())
+        for step, end in zip(program.steps(rank, minibatches=minibatches), ends, strict=True):
+            start = end - float(spent[step.action.op, step.action.chunk])
+            blocks.append(Block(rank=rank, start=start, end=end, step=step))
+    return Timeline(
+        schedule=schedule,
+        minibatches=minibatches,
+        blocks=tuple(blocks),
+        makespan=max(block.end for block in blocks),
+    )
+
+
+def _until_steady(machine: Machine) -> tuple[list[Cycle], bool, float]:
+    """Run cycles until the state repeats: the cycles, whether it did, and the time of a mini-batch."""
+    cycles: list[Cycle] = []
+    states: list[State] = []
+    height, ranks = machine.program.op.shape
+    while True:
+        cycles.append(machine.run(len(cycles)))
+        states.append(machine.state(len(states)))
+        now, number = states[-1], len(states)
+        for back, before in enumerate(reversed(states[-1 - LOOK_BACK : -1]), start=1):
+            if now.repeats(before, scale=max(abs(now.now), 1e-300)):
+                return cycles, True, (now.now - before.now) / back
+        if number > 2 and ((number + 1) * height > PATIENCE or (number + 1) * height * ranks > MAX_ROWS):
+            half = number // 2
+            return cycles, False, (now.now - states[half].now) / (number - 1 - half)
+
+
+def _busy(program: Program, spent: Floats) -> Floats:
+    """Time that each rank works in a cycle."""
+    return np.array(
+        [
+            sum(
+                float(spent[op, chunk]) * int(times)
+                for op, chunk, times in _tally(program.op[:, rank], program.chunk[:, rank])
+            )
+            for rank in range(program.schedule.stages)
+        ]
+    )
+
+
+def _tally(op: np.ndarray, chunk: np.ndarray) -> list[tuple[int, int, int]]:
+    """How many rows there are of each op and chunk."""
+    kinds, times = np.unique(op.astype(np.int64) + (chunk.astype(np.int64) << 8), return_counts=True)
+    return [(int(kind) & 255, int(kind) >> 8, int(n)) for kind, n in zip(kinds, times, strict=True) if int(kind) >= 0]
+
+
+def _traffic(program: Program, cost: Cost) -> tuple[dict[tuple[int, int], tuple[int, float]], int]:
+    """Messages and bytes of each link in a cycle, and the hand-overs from chunk to chunk."""
+    placement = program.schedule.placement
+    traffic: dict[tuple[int, int], tuple[int, float]] = {}
+    hand_overs = 0
+    for rank in range(program.schedule.stages):
+        for op, chunk, times in _tally(program.op[:, rank], program.chunk[:, rank]):
+            to = int(program.feeds[op, chunk])
+            if to < 0:
+                continue
+            hand_overs += times
+            if placement[to] != rank:
+                messages, size = traffic.get((rank, placement[to]), (0, 0.0))
+                size += times * message_bytes(cost, Op(op), chunk)
+                traffic[rank, placement[to]] = (messages + times, size)
+    return traffic, hand_overs
+
+
+def _of_forwards(program: Program, column: np.ndarray) -> tuple[int, ...]:
+    """The largest value of a column among each chunk's forwards."""
+    largest = np.zeros(program.schedule.chunks, column.dtype)
+    forward = program.op == Op.F
+    np.maximum.at(largest, program.chunk[forward], column[forward])
+    return tuple(largest.tolist())
+
+
+def _clean(value: float) -> float:
+    """Rounding noise around 0 as 0."""
+    return 0.0 if abs(value) < 1e-9 else float(value)
