@@ -1,7 +1,7 @@
 """What weft raises.
 
-    WeftError (a ValueError)      the user's input breaks a rule: rule, values and remedy in one line
-    └── ScheduleError             a schedule breaks a rule of the verifier: also the grid, the place marked
+WeftError (a ValueError)      the user's input breaks a rule: rule, values and remedy in one line
+└── ScheduleError             a schedule breaks a rule of the verifier: also the grid, the place marked
 """
 
 from __future__ import annotations

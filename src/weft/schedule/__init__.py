@@ -3,11 +3,14 @@
 from weft.schedule.actions import Action, B, F, I, Op, Rows, U, W, alternate, as_rows, join, one_f_one_b
 from weft.schedule.catalog import METHODS, Method, schedule
 from weft.schedule.core import Schedule
+from weft.schedule.files import load_csv, read_csv, torch_can_express, write_csv
 from weft.schedule.lower import Program, Step, lower
+from weft.schedule.verify import RULES, Verdict, verify
 from weft.schedule.weights import Weights
 
 __all__ = [
     "METHODS",
+    "RULES",
     "Action",
     "B",
     "F",
@@ -19,12 +22,18 @@ __all__ = [
     "Schedule",
     "Step",
     "U",
+    "Verdict",
     "W",
     "Weights",
     "alternate",
     "as_rows",
     "join",
+    "load_csv",
     "lower",
     "one_f_one_b",
+    "read_csv",
     "schedule",
+    "torch_can_express",
+    "verify",
+    "write_csv",
 ]

@@ -45,7 +45,7 @@ class Action(NamedTuple):
 
     op: Op
     chunk: int
-    index: int
+    index: int  # type: ignore[assignment]  # nobody looks for values in an action
 
     def __str__(self) -> str:
         return f"{self.chunk}{self.op.name}{self.index}"

@@ -12,6 +12,7 @@ methods differ in is only which weights they read. `p = 4, m = 4`:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -57,9 +58,7 @@ def two_buffered(stages: int, microbatches: int, *, warmup: int = 1) -> Schedule
     return _order("2bw", stages, microbatches, weights=Weights(delay=1), warmup=warmup, options=options)
 
 
-def xpipe(
-    stages: int, microbatches: int, *, versions: Literal["published", "exact"] = "published"
-) -> Schedule:
+def xpipe(stages: int, microbatches: int, *, versions: Literal["published", "exact"] = "published") -> Schedule:
     """XPipe (Guan et al. 2019): a mini-batch's first micro-batch predicts the weights for all of them.
 
     "published" predicts forward and backward as the paper prints it; "exact" counts the updates that really
@@ -91,9 +90,7 @@ def spectrain(stages: int, microbatches: int) -> Schedule:
 
 def pipeoptim(stages: int, microbatches: int) -> Schedule:
     """PipeOptim (Guan et al. 2023): the forward predicts, the backward takes the newest weights."""
-    weights = Weights(
-        delay=None, backward="newest", ahead=tuple(stages - rank - 1 for rank in range(stages))
-    )
+    weights = Weights(delay=None, backward="newest", ahead=tuple(stages - rank - 1 for rank in range(stages)))
     return _order("pipeoptim", stages, microbatches, weights=weights)
 
 
@@ -104,7 +101,7 @@ def _order(
     *,
     weights: Weights,
     warmup: int = 1,
-    options: dict[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Schedule:
     check_sizes(stages=stages, microbatches=microbatches)
     every = np.arange(microbatches)
@@ -112,9 +109,7 @@ def _order(
         name=name,
         stages=stages,
         microbatches=microbatches,
-        streams=(
-            alternate(F(rank, every), B(rank, every - warmup * (stages - 1 - rank))) for rank in range(stages)
-        ),
+        streams=(alternate(F(rank, every), B(rank, every - warmup * (stages - 1 - rank))) for rank in range(stages)),
         weights=weights,
         options=options,
     )

@@ -70,6 +70,15 @@ class Schedule:
         set_field(self, "options", dict(options or {}))
         if len(self.streams) != stages:
             raise WeftError(f"a schedule needs one stream a rank (streams: {len(self.streams)}, stages: {stages})")
+        if strangers := [rank for rank in chosen if not 0 <= rank < stages]:
+            raise WeftError(f"chunks are placed on ranks 0 to {stages - 1} (got rank {strangers[0]})")
+        for rank, rows in enumerate(self.streams):
+            wrong = rows["chunk"][(rows["chunk"] < 0) | (rows["chunk"] >= len(chosen))]
+            if wrong.size:
+                raise WeftError(
+                    f"chunks are 0 to {len(chosen) - 1}, as many as placement has entries "
+                    f"(got chunk {wrong[0]} on rank {rank})"
+                )
 
     @property
     def chunks(self) -> int:

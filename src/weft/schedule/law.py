@@ -76,6 +76,27 @@ LAWS: dict[str, Law] = {
 }
 
 
+def in_flight_limit(schedule: Schedule, rank: int) -> float:
+    """Micro-batches that a rank may hold between forward and backward, in whole stages.
+
+    A schedule without a law may hold all that its window of mini-batches has under way.
+    """
+    p, m, behind = schedule.stages, schedule.microbatches, schedule.stages - 1 - rank
+    warmup: int = schedule.options.get("warmup", 1)
+    chunks: int = schedule.options.get("chunks", 1)
+    limits: dict[str, float] = {
+        "gpipe": m,
+        "1f1b": min(m, p - rank),
+        "interleaved": min(m, (1 + (behind if chunks == 1 else 2 * behind + (chunks - 1) * p)) / chunks),
+        "zb-h1": min(m, p),
+        "wpipe": (warmup * p + warmup * behind + 1) / 2,
+    }
+    if schedule.name in LAWS:
+        return limits.get(schedule.name, warmup * behind + 1)
+    latest = min(int(rows["index"].min(initial=0)) for rows in schedule.streams)
+    return m * (1 - latest // m)
+
+
 def newest(schedule: Schedule, rank: int, j: int) -> int:
     """Updates between micro-batch `j`'s forward and its own mini-batch's, under asynchronous 1F1B."""
     return max(0, ceil_div(schedule.stages - 1 - rank - j, schedule.microbatches))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +144,7 @@ def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.gene
     return columns
 
 
-def _reads(columns: dict[str, npt.NDArray], mine: Ints, chunk: int, schedule: Schedule) -> None:
+def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedule: Schedule) -> None:
     """Pass 2: `delay`, `ahead` and `predicts` of one chunk's rows (`mine` are their places)."""
     weights, microbatches = schedule.weights, schedule.microbatches
     op, batch, j = columns["op"][mine], columns["batch"][mine], columns["index"][mine] % microbatches
@@ -176,10 +176,11 @@ def _newest(op: Ints, batch: Ints) -> Ints:
     updates = np.flatnonzero(op == Op.U)
     if not updates.size:
         return np.zeros_like(batch)
-    return batch[updates].min() + (np.arange(len(op)) > updates[0])
+    newest: Ints = batch[updates].min() + (np.arange(len(op)) > updates[0])
+    return newest
 
 
-def _deaths(columns: dict[str, npt.NDArray], mine: Ints) -> None:
+def _deaths(columns: dict[str, npt.NDArray[Any]], mine: Ints) -> None:
     """Pass 3: `dies` and `forgets` of one chunk's rows.
 
     Version `v` is read in cycle `v + delay - batch`; what counts is the read that comes last of all cycles. A

@@ -36,6 +36,8 @@ class Weights:
             value = getattr(self, name)
             if value is not None and any(type(one) is not int or one < 0 for one in _each(value)):
                 raise WeftError(f"Weights.{name} is a whole number from 0, or one a chunk (got {value!r})")
+        if not isinstance(self.bellwether, bool):
+            raise WeftError(f"Weights.bellwether is true or false (got {self.bellwether!r})")
         if self.backward not in ("forward", "newest"):
             raise WeftError(f'Weights.backward is "forward" or "newest" (got {self.backward!r})')
         if self.backward == "forward" and any(_each(self.ahead_backward)):

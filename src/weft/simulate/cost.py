@@ -74,24 +74,34 @@ class Cost:
         *,
         forward: float = 1.0,
         backward: float = 2.0,
-        link: Link | None = None,
+        update: float = 0.0,
+        activation_bytes: float = 1.0,
+        input_bytes: float = 0.0,
+        weight_bytes: float = 1.0,
+        gradient_bytes: float = 1.0,
+        optimizer_bytes: float = 2.0,
         recompute: bool = False,
-        **stage: float,
+        link: Link | None = None,
     ) -> Cost:
         """Equal stages. Times and bytes are a whole stage's and divided among its chunks; only `input_bytes`,
         what crosses from one chunk to the next, is the same wherever the model is cut."""
-        whole = ChunkCost(forward=forward, backward_input=backward / 2, backward_weight=backward / 2, **stage)
         held = [schedule.placement.count(rank) for rank in range(schedule.stages)]
-        divided = [one.name for one in fields(ChunkCost) if one.name not in ("input_bytes", "recompute")]
-        costs = {
-            parts: ChunkCost(
-                **{name: getattr(whole, name) / parts for name in divided},
-                input_bytes=whole.input_bytes,
+
+        def part(parts: int) -> ChunkCost:
+            return ChunkCost(
+                forward=forward / parts,
+                backward_input=backward / 2 / parts,
+                backward_weight=backward / 2 / parts,
+                update=update / parts,
+                activation_bytes=activation_bytes / parts,
+                input_bytes=input_bytes,
+                weight_bytes=weight_bytes / parts,
+                gradient_bytes=gradient_bytes / parts,
+                optimizer_bytes=optimizer_bytes / parts,
                 recompute=recompute,
             )
-            for parts in set(held)
-            if parts
-        }
+
+        costs = {parts: part(parts) for parts in set(held) if parts}
         return cls(chunks=tuple(costs[held[rank]] for rank in schedule.placement), link=link or Link())
 
     @classmethod

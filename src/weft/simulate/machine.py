@@ -20,7 +20,7 @@ import numpy.typing as npt
 from weft.errors import ScheduleError
 from weft.schedule import Op, Program
 from weft.schedule.actions import BACKWARDS, NONE, Action
-from weft.simulate.cost import Cost, Link
+from weft.simulate.cost import Cost
 
 Floats = npt.NDArray[np.float64]
 

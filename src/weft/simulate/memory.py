@@ -1,22 +1,23 @@
 """What a rank holds, by category, while it runs: counted along its executed rows.
 
-    weights          the newest version of its chunks
-    extra_versions   older versions that something still reads
-    gradients        of a chunk, from a mini-batch's first backward in it to its update
-    optimizer        the optimizer's own state
-    activations      from a forward's start to its backward's end (with recompute, the input until then)
-    buffers          what has arrived and waits for its action; predicted weights while they are used
+weights          the newest version of its chunks
+extra_versions   older versions that something still reads
+gradients        of a chunk, from a mini-batch's first backward in it to its update
+optimizer        the optimizer's own state
+activations      from a forward's start to its backward's end (with recompute, the input until then)
+buffers          what has arrived and waits for its action; predicted weights while they are used
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.schedule import Op, Program
-from weft.schedule.actions import BACKWARDS, RETIRING
+from weft.schedule.actions import BACKWARDS
 from weft.simulate.cost import Cost
 from weft.simulate.machine import Cycle, Floats, durations
 
@@ -96,7 +97,7 @@ class _Ran:
         version = batch - program.delay[:, rank]  # in cycle c, version + c; below 0 it is the first one, shared
         dies = program.dies[:, rank]
 
-        def over(column: npt.NDArray[np.generic]) -> npt.NDArray:
+        def over(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return np.concatenate([column[one] for one in live])
 
         end = np.concatenate([cycle.end[one, rank] for cycle, one in zip(cycles, live, strict=True)])
@@ -149,11 +150,12 @@ def _measure_rank(ran: _Ran, sizes: _Sizes) -> RankMemory:
     waiting_end, waiting_start = _waiting(ran, sizes.handed[ran.op, ran.chunk])
     during["buffers"], after["buffers"] = during["buffers"] + waiting_end, after["buffers"] + waiting_start
 
-    peaks = [(float(total.max()), int(total.argmax()), held) for held in (during, after) for total in [sum(held.values())]]
-    _, place, held = max(peaks, key=lambda peak: peak[0])
-    constant = {"weights": sizes.weight[chunks].sum(), "optimizer": sizes.optimizer[chunks].sum()}
+    totals = [np.sum(list(held.values()), axis=0) for held in (during, after)]
+    held, total = max(zip((during, after), totals, strict=True), key=lambda one: one[1].max())
+    at_peak = {name: values[total.argmax()] for name, values in held.items()}
+    at_peak |= {"weights": sizes.weight[chunks].sum(), "optimizer": sizes.optimizer[chunks].sum()}
     return RankMemory(
-        bytes={name: float(constant.get(name, held[name][place] if name in held else 0.0)) for name in CATEGORIES},
+        bytes={name: float(at_peak[name]) for name in CATEGORIES},
         in_flight=float((np.cumsum(forward.astype(int) - retiring) + retiring).max()) / len(chunks),
         versions={one: 1 + int(_extra(ran, one).max(initial=0)) for one in chunks},
     )

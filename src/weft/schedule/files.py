@@ -1,0 +1,117 @@
+"""Schedules as CSV files: one line a rank, one action a cell, as in `torch.distributed.pipelining`.
+
+    0F0,0F1,,0B0,,0B1
+    ,1F0,1B0,1F1,1B1,
+
+That is torch's compute-only form, and all that a synchronous schedule needs; empty cells are idle time and mean
+nothing. Where there is more to say (a weight policy, backwards of earlier mini-batches such as `0B-3`), a first
+line holds it as JSON behind `# weft`. Sends and receives are never written: they are derived.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from weft.errors import WeftError
+from weft.schedule.actions import Action, Op, as_rows
+from weft.schedule.actions import actions as to_actions
+from weft.schedule.core import Schedule
+from weft.schedule.weights import Weights
+
+HEADER = "# weft "
+
+
+def write_csv(schedule: Schedule) -> str:
+    """The text of a schedule; a synchronous one comes out as torch's compute-only CSV."""
+    text = io.StringIO()
+    if not torch_can_express(schedule):
+        about = {
+            "name": schedule.name,
+            "microbatches": schedule.microbatches,
+            "weights": asdict(schedule.weights),
+            "options": dict(schedule.options),
+        }
+        text.write(f"{HEADER}{json.dumps(about)}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([str(action) for action in to_actions(rows)] for rows in schedule.streams)
+    return text.getvalue()
+
+
+def torch_can_express(schedule: Schedule) -> bool:
+    """Whether the compute-only CSV of `torch.distributed.pipelining` says all there is to say."""
+    complete = all((rows["index"] >= 0).all() and (rows["op"] != Op.U).all() for rows in schedule.streams)
+    return complete and schedule.weights == Weights()
+
+
+def read_csv(text: str, *, name: str) -> Schedule:
+    """A schedule from its text; `name` is for files that don't hold one."""
+    lines = text.splitlines()
+    about: dict[str, Any] = {}
+    if lines and lines[0].startswith(HEADER.strip()):
+        about = _about(lines[0][len(HEADER.strip()) :])
+        lines[0] = ""
+    ranks = []
+    for number, cells in enumerate(csv.reader(lines), start=1):
+        if cells:
+            ranks.append([_cell(cell, number, place) for place, cell in enumerate(cells, start=1) if cell.strip()])
+    if not ranks or not all(ranks):
+        raise WeftError("a schedule file has one line a rank, and every rank has actions (found an empty one)")
+    placement: dict[int, int] = {}
+    for rank, row in enumerate(ranks):
+        for action in row:
+            placement.setdefault(action.chunk, rank)
+    if missing := set(range(max(placement) + 1)) - set(placement):
+        raise WeftError(f"chunks count up from 0 without a gap (missing: chunk {min(missing)})")
+    forwards = [action.index for row in ranks for action in row if action.op == Op.F]
+    return Schedule(
+        name=about.get("name", name),
+        stages=len(ranks),
+        microbatches=about.get("microbatches", max(forwards, default=0) + 1),
+        placement=(placement[chunk] for chunk in range(len(placement))),
+        streams=[as_rows(row) for row in ranks],
+        weights=_weights(about.get("weights", {})),
+        options=about.get("options", {}),
+    )
+
+
+def load_csv(path: str | Path) -> Schedule:
+    path = Path(path)
+    try:
+        return read_csv(path.read_text(encoding="utf-8"), name=path.stem)
+    except OSError as problem:
+        raise WeftError(f"{path} can't be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise WeftError(f"{path} is not a text file; a schedule file holds actions such as 0F0 and commas") from None
+    except WeftError as problem:
+        raise WeftError(f"{path}: {problem}") from None
+
+
+def _cell(cell: str, line: int, place: int) -> Action:
+    try:
+        return Action.parse(cell)
+    except WeftError as problem:
+        raise WeftError(f"line {line}, cell {place}: {problem}") from None
+
+
+def _about(text: str) -> dict[str, Any]:
+    try:
+        about = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise WeftError(f"the first line holds JSON behind '# weft' ({problem})") from None
+    known = {"name": str, "microbatches": int, "weights": dict, "options": dict}
+    if not isinstance(about, dict) or any(not isinstance(about[key], known.get(key, ())) for key in about):
+        raise WeftError(f"the first line may hold {', '.join(known)} (got {text.strip()})")
+    return about
+
+
+def _weights(values: dict[str, Any]) -> Weights:
+    known = asdict(Weights())
+    if unknown := set(values) - set(known):
+        raise WeftError(f"weights may hold {', '.join(known)} (got {', '.join(sorted(unknown))})")
+    chosen: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in values.items()}
+    return replace(Weights(), **chosen)

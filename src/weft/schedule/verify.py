@@ -1,0 +1,261 @@
+"""The rules of a schedule, all in this file, and the verifier that executes a schedule to check them.
+
+The lowered streams of all ranks run, without time, through a window that is long enough to show a steady
+cycle and every delay; messages block as they do in the runtime (`exchange.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from weft.errors import ScheduleError
+from weft.schedule.actions import BACKWARDS, NONE, RETIRING, Action, Op
+from weft.schedule.core import Schedule, check_sizes, count
+from weft.schedule.exchange import Exchange, pass_of
+from weft.schedule.grid import order_grid
+from weft.schedule.law import LAWS, Law, in_flight_limit
+from weft.schedule.lower import Program, Step, lower
+
+RULES = {
+    "placement": "every chunk lies on one rank, every rank holds a chunk, and an action runs where its chunk lies",
+    "exactly once": "every micro-batch goes forward and backward exactly once in every chunk",
+    "possible order": "a backward comes after its forward, and a weight gradient (W) after its input gradient (I)",
+    "updates": "a chunk updates once a mini-batch, in order, when all its backwards of that mini-batch are done",
+    "no deadlock": "no ring of ranks in which each waits for the next, however slowly messages are read",
+    "versions exist": "the weights that a pass reads have been made by then",
+    "versions live": "a version is kept while anything will read it",
+    "versions die": "a version is let go as soon as it is replaced and nothing will read it",
+    "predictions": "a prediction is made before it is used, from the same version, and is kept until its last use",
+    "law": "forward and backward read the versions, and predict the steps, that the method's law demands",
+    "bounded": "no rank holds more micro-batches between forward and backward than its method allows",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a schedule that breaks no rule was found to do."""
+
+    schedule: Schedule
+    rules: tuple[str, ...]  # that were checked
+    minibatches: int  # of the window that was executed
+    actions: int
+    in_flight: tuple[float, ...]  # peak a rank, in whole stages
+    slots: int  # unread messages that a link must hold so that no sender waits for ever
+
+
+def verify(schedule: Schedule, *, slots: int | None = None, in_flight: float | None = None) -> Verdict:
+    """Check every rule, or raise `ScheduleError` with the rule in words and the place marked in the grid.
+
+    `slots` is how many unread messages a link holds (default: as many as the schedule needs, which the verdict
+    tells), `in_flight` a limit of your own on the micro-batches that a rank holds, in whole stages (default:
+    the method's own).
+    """
+    if slots is not None:
+        check_sizes(slots=slots)
+    return verify_program(lower(schedule), slots=slots, in_flight=in_flight)
+
+
+def verify_program(program: Program, *, slots: int | None = None, in_flight: float | None = None) -> Verdict:
+    """`verify`, for a schedule that is lowered already."""
+    _check_streams(program)
+    run = _Run(program, slots=slots, in_flight=in_flight)
+    run.all()
+    run.check_deaths()
+    return Verdict(
+        schedule=program.schedule,
+        rules=tuple(rule for rule in RULES if rule != "law" or run.law is not None),
+        minibatches=run.minibatches,
+        actions=sum(len(steps) for steps in run.exchange.steps),
+        in_flight=tuple(held / parts for held, parts in zip(run.peak, run.parts, strict=True)),
+        slots=run.exchange.needed_slots(),
+    )
+
+
+def _check_streams(program: Program) -> None:
+    """What can be seen in the streams alone: placement, exactly once, one update."""
+    schedule = program.schedule
+    columns = (program.op, program.chunk, program.index, program.batch)
+    streams = [
+        [row for row in zip(*(column[:, rank].tolist() for column in columns), strict=True) if row[0] != NONE]
+        for rank in range(schedule.stages)
+    ]
+
+    def fail(rule: str, problem: str, rank: int, place: int = -1) -> NoReturn:
+        cells = [[str(Action(Op(op), chunk, index)) for op, chunk, index, _ in rows] for rows in streams]
+        raise _error(schedule, rule, problem, order_grid(cells, {rank: place}))
+
+    found: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for rank, rows in enumerate(streams):
+        if not schedule.chunks_of(rank):
+            fail("placement", f"rank {rank} holds no chunk", rank)
+        for place, (op, chunk, index, batch) in enumerate(rows):
+            if schedule.placement[chunk] != rank:
+                owner = schedule.placement[chunk]
+                fail("placement", f"rank {rank} runs chunk {chunk}, which lies on rank {owner}", rank, place)
+            j = 0 if op == Op.U else index % schedule.microbatches
+            found[chunk][op, j] += 1
+            rule, what = ("updates", "update") if op == Op.U else ("exactly once", f"{Op(op).name} of micro-batch {j}")
+            if found[chunk][op, j] > 1:
+                fail(rule, f"chunk {chunk} has the {what} twice in a mini-batch's time", rank, place)
+            if batch > 0:
+                fail(rule, f"chunk {chunk} begins with the {what} of mini-batch {batch}, not 0", rank, place)
+    for chunk, rank in enumerate(schedule.placement):
+        for j in range(schedule.microbatches):
+            have = "".join(op.name for op in Op if op != Op.U and found[chunk][op, j])
+            if have not in ("FB", "FIW"):
+                problem = f"micro-batch {j} has {have or 'nothing'} in chunk {chunk}; it needs F and B, or F, I and W"
+                fail("exactly once", problem, rank)
+        if not found[chunk][Op.U, 0]:
+            fail("updates", f"chunk {chunk} is never updated", rank)
+
+
+def _error(schedule: Schedule, rule: str, problem: str, grid: str) -> ScheduleError:
+    """What breaks which rule, in words, above the grid with the places marked."""
+    return ScheduleError(rule, f"{schedule.title}: {problem} (the rule: {RULES[rule]})", grid=grid)
+
+
+@dataclass
+class _Chunk:
+    """What has happened to a chunk so far."""
+
+    forwarded: set[int] = field(default_factory=set)
+    input_done: set[int] = field(default_factory=set)
+    retired: set[int] = field(default_factory=set)
+    updates: int = 0
+    alive: set[int] = field(default_factory=lambda: {0})
+    died: dict[int, int] = field(default_factory=dict)  # version -> place in the rank's steps
+    last_read: dict[int, int] = field(default_factory=dict)
+    predictions: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # pass -> mini-batch, version, ahead
+
+
+class _Run:
+    """The execution of a program, every step checked."""
+
+    def __init__(self, program: Program, *, slots: int | None, in_flight: float | None) -> None:
+        schedule = self.schedule = program.schedule
+        self.program, self.slots = program, slots
+        self.longest = int(program.delay.max(initial=0))
+        self.minibatches = program.drain + self.longest + 2
+        self.exchange = Exchange(program, minibatches=self.minibatches)
+        self.chunks = [_Chunk() for _ in range(schedule.chunks)]
+        self.held, self.peak = [0] * schedule.stages, [0] * schedule.stages
+        self.parts = [len(schedule.chunks_of(rank)) for rank in range(schedule.stages)]
+        self.limits = [
+            in_flight_limit(schedule, rank) if in_flight is None else in_flight for rank in range(schedule.stages)
+        ]
+        self.law: Law | None = LAWS.get(schedule.name)
+
+    def all(self) -> None:
+        stuck = self.exchange.run(self._check, slots=self.slots)
+        if stuck:
+            first = min(stuck)
+            problem = f"{count(len(stuck), 'rank')} can't go on; rank {first} waits {self.exchange.waits_for(first)}"
+            raise _error(self.schedule, "no deadlock", problem, order_grid(self._cells(), stuck))
+
+    def fail(self, rule: str, problem: str, rank: int, place: int | None = None) -> NoReturn:
+        marks = {rank: self.exchange.at[rank] if place is None else place}
+        raise _error(self.schedule, rule, problem, order_grid(self._cells(), marks))
+
+    def _cells(self) -> list[list[str]]:
+        return [[str(step.action) for step in steps] for steps in self.exchange.steps]
+
+    def _check(self, rank: int, step: Step) -> None:
+        chunk = self.chunks[step.action.chunk]
+        if step.action.op == Op.U:
+            self._check_update(rank, step, chunk)
+            return
+        self._check_order(rank, step, chunk)
+        self._check_reads(rank, step, chunk)
+        self._check_law(rank, step)
+
+    def _check_order(self, rank: int, step: Step, chunk: _Chunk) -> None:
+        op, index = step.action.op, step.action.index
+        if op == Op.F:
+            chunk.forwarded.add(index)
+            self.held[rank] += 1
+            self.peak[rank] = max(self.peak[rank], self.held[rank])
+            stages, limit = self.held[rank] / self.parts[rank], self.limits[rank]
+            if stages > limit:
+                problem = f"rank {rank} holds {stages:g} micro-batches in flight, {limit:g} are allowed"
+                self.fail("bounded", problem, rank)
+        elif index not in chunk.forwarded:
+            self.fail("possible order", f"rank {rank} runs {step.action} before its forward", rank)
+        elif op == Op.W and index not in chunk.input_done:
+            self.fail("possible order", f"rank {rank} runs {step.action} before its input gradient", rank)
+        if op in BACKWARDS:
+            chunk.input_done.add(index)
+        if op in RETIRING:
+            chunk.retired.add(index)
+            self.held[rank] -= 1
+
+    def _check_update(self, rank: int, step: Step, chunk: _Chunk) -> None:
+        first = step.minibatch * self.schedule.microbatches
+        missing = [one for one in range(first, first + self.schedule.microbatches) if one not in chunk.retired]
+        if missing:
+            self.fail(
+                "updates", f"rank {rank} runs {step.action} before the backward of micro-batch {missing[0]}", rank
+            )
+        if step.minibatch != chunk.updates:
+            self.fail("updates", f"rank {rank} runs {step.action} where update {chunk.updates} is due", rank)
+        chunk.updates += 1
+        chunk.alive.add(step.version)
+        if step.dies:
+            self._let_go(rank, step.version - 1, chunk)
+
+    def _check_reads(self, rank: int, step: Step, chunk: _Chunk) -> None:
+        if step.ahead and not step.predicts:
+            self._check_reuse(rank, step, chunk)
+            return
+        if step.version > chunk.updates:
+            problem = f"{step.action} reads version {step.version} when only {chunk.updates} is made"
+            self.fail("versions exist", problem, rank)
+        if step.version not in chunk.alive:
+            self.fail("versions live", f"{step.action} reads version {step.version}, which is dead", rank)
+        chunk.last_read[step.version] = self.exchange.at[rank]
+        if step.dies:
+            self._let_go(rank, step.version, chunk)
+        if step.predicts and not step.forgets:
+            chunk.predictions[pass_of(step)] = (step.minibatch, step.version, step.ahead)
+
+    def _check_reuse(self, rank: int, step: Step, chunk: _Chunk) -> None:
+        """A row that reuses a prediction: of its own pass, or, in the backward, of its forward."""
+        source = pass_of(step) if self.schedule.weights.backward == "newest" else "forward"
+        if chunk.predictions.get(source) != (step.minibatch, step.version, step.ahead):
+            problem = f"{step.action} uses a prediction of mini-batch {step.minibatch} that is not there"
+            self.fail("predictions", problem, rank)
+        if step.forgets:
+            del chunk.predictions[source]
+
+    def _check_law(self, rank: int, step: Step) -> None:
+        if self.law is None:
+            return
+        law = self.law(self.schedule, step.action.chunk, step.action.index % self.schedule.microbatches)
+        delay, ahead = (law.forward, law.ahead) if pass_of(step) == "forward" else (law.backward, law.ahead_backward)
+        if (step.version, step.ahead) != (max(0, step.minibatch - delay), ahead):
+            problem = (
+                f"{step.action} of mini-batch {step.minibatch} reads version {step.version} predicted {step.ahead} "
+                f"ahead; the law says version {max(0, step.minibatch - delay)} and {ahead} ahead"
+            )
+            self.fail("law", problem, rank)
+
+    def _let_go(self, rank: int, version: int, chunk: _Chunk) -> None:
+        if version == chunk.updates:
+            self.fail("versions live", f"version {version} is let go but not yet replaced", rank)
+        chunk.alive.discard(version)
+        chunk.died[version] = self.exchange.at[rank]
+
+    def check_deaths(self) -> None:
+        """After the run: every version that the window sees the end of died at the first moment it could."""
+        for number, (chunk, rank) in enumerate(zip(self.chunks, self.schedule.placement, strict=True)):
+            replaced = {
+                step.version - 1: place
+                for place, step in enumerate(self.exchange.steps[rank])
+                if step.action.op == Op.U and step.action.chunk == number
+            }
+            for version in range(self.minibatches - 1 - self.longest):
+                due = max(replaced[version], chunk.last_read.get(version, 0))
+                if chunk.died.get(version) != due:
+                    problem = f"version {version} of chunk {number} is kept beyond its use"
+                    self.fail("versions die", problem, rank, due)
