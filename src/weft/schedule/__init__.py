@@ -1,6 +1,6 @@
 """Schedules as data: torch-free. Described once, then verified, simulated, drawn and executed."""
 
-from weft.schedule.actions import Action, B, F, I, Op, Rows, U, W, alternate, as_rows, join, one_f_one_b
+from weft.schedule.actions import Action, B, F, I, Op, Rows, U, W, alternate, as_rows, join, pair_up
 from weft.schedule.catalog import METHODS, Method, schedule
 from weft.schedule.core import Schedule
 from weft.schedule.files import load_csv, read_csv, torch_can_express, write_csv
@@ -30,7 +30,7 @@ __all__ = [
     "join",
     "load_csv",
     "lower",
-    "one_f_one_b",
+    "pair_up",
     "read_csv",
     "schedule",
     "torch_can_express",

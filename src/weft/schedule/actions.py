@@ -121,7 +121,7 @@ def alternate(*parts: Rows) -> Rows:
     return table
 
 
-def one_f_one_b(forwards: Rows, backwards: Rows, warmup: int) -> Rows:
+def pair_up(forwards: Rows, backwards: Rows, warmup: int) -> Rows:
     """`warmup` forwards, then a forward and a backward in turn, then the backwards that are left."""
     warmup = min(warmup, forwards.size)
     paired = forwards.size - warmup

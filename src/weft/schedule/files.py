@@ -58,7 +58,7 @@ def read_csv(text: str, *, name: str) -> Schedule:
     ranks = []
     for number, cells in enumerate(csv.reader(lines), start=1):
         if cells:
-            ranks.append([_cell(cell, number, place) for place, cell in enumerate(cells, start=1) if cell.strip()])
+            ranks.append([_cell(cell, number, place) for place, cell in enumerate(cells, start=1) if not _idle(cell)])
     if not ranks or not all(ranks):
         raise WeftError("a schedule file has one line a rank, and every rank has actions (found an empty one)")
     placement: dict[int, int] = {}
@@ -82,13 +82,18 @@ def read_csv(text: str, *, name: str) -> Schedule:
 def load_csv(path: str | Path) -> Schedule:
     path = Path(path)
     try:
-        return read_csv(path.read_text(encoding="utf-8"), name=path.stem)
+        return read_csv(path.read_text(encoding="utf-8"), name=path.name)
     except OSError as problem:
         raise WeftError(f"{path} can't be read: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise WeftError(f"{path} is not a text file; a schedule file holds actions such as 0F0 and commas") from None
     except WeftError as problem:
         raise WeftError(f"{path}: {problem}") from None
+
+
+def _idle(cell: str) -> bool:
+    """Whether a cell says nothing; torch's mark that a chunk's gradient is complete is implied by the update."""
+    return not cell.strip() or cell.strip().endswith("REDUCE_GRAD")
 
 
 def _cell(cell: str, line: int, place: int) -> Action:

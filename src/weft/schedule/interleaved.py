@@ -34,7 +34,7 @@ def interleaved(stages: int, microbatches: int, *, chunks: int = 2) -> Schedule:
         forwards = F(local * stages + rank, microbatch)
         backwards = B((chunks - 1 - local) * stages + rank, microbatch)
         behind = stages - 1 - rank
-        return actions.one_f_one_b(
+        return actions.pair_up(
             forwards, backwards, warmup=behind if chunks == 1 else 2 * behind + (chunks - 1) * stages
         )
 

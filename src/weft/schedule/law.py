@@ -83,7 +83,7 @@ def in_flight_limit(schedule: Schedule, rank: int) -> float:
     """
     p, m, behind = schedule.stages, schedule.microbatches, schedule.stages - 1 - rank
     warmup: int = schedule.options.get("warmup", 1)
-    chunks: int = schedule.options.get("chunks", 1)
+    chunks = schedule.chunks // p
     limits: dict[str, float] = {
         "gpipe": m,
         "1f1b": min(m, p - rank),

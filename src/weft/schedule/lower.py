@@ -41,6 +41,11 @@ class Step(NamedTuple):
     target: int  # rank that its output goes to by message, or -1
     row: int  # its place in the stream
 
+    def __str__(self) -> str:
+        """`0F4@1!+2*~`: at version 1, which dies, predicted 2 ahead (* here, ~ for the last time)."""
+        prediction = f"+{self.ahead}" + "*" * self.predicts + "~" * self.forgets if self.ahead else ""
+        return f"{self.action}@{self.version}" + "!" * self.dies + prediction
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:

@@ -19,7 +19,5 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
         name="1f1b",
         stages=stages,
         microbatches=microbatches,
-        streams=(
-            actions.one_f_one_b(F(rank, every), B(rank, every), warmup=stages - 1 - rank) for rank in range(stages)
-        ),
+        streams=(actions.pair_up(F(rank, every), B(rank, every), warmup=stages - 1 - rank) for rank in range(stages)),
     )

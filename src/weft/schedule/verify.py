@@ -27,7 +27,7 @@ RULES = {
     "versions exist": "the weights that a pass reads have been made by then",
     "versions live": "a version is kept while anything will read it",
     "versions die": "a version is let go as soon as it is replaced and nothing will read it",
-    "predictions": "a prediction is made before it is used, from the same version, and is kept until its last use",
+    "predictions": "a prediction is made before it is used, from the same version, and is kept until its last use only",
     "law": "forward and backward read the versions, and predict the steps, that the method's law demands",
     "bounded": "no rank holds more micro-batches between forward and backward than its method allows",
 }
@@ -127,7 +127,7 @@ class _Chunk:
     alive: set[int] = field(default_factory=lambda: {0})
     died: dict[int, int] = field(default_factory=dict)  # version -> place in the rank's steps
     last_read: dict[int, int] = field(default_factory=dict)
-    predictions: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # pass -> mini-batch, version, ahead
+    predictions: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # pass, t -> version, ahead
 
 
 class _Run:
@@ -217,12 +217,12 @@ class _Run:
         if step.dies:
             self._let_go(rank, step.version, chunk)
         if step.predicts and not step.forgets:
-            chunk.predictions[pass_of(step)] = (step.minibatch, step.version, step.ahead)
+            chunk.predictions[pass_of(step), step.minibatch] = (step.version, step.ahead)
 
     def _check_reuse(self, rank: int, step: Step, chunk: _Chunk) -> None:
         """A row that reuses a prediction: of its own pass, or, in the backward, of its forward."""
-        source = pass_of(step) if self.schedule.weights.backward == "newest" else "forward"
-        if chunk.predictions.get(source) != (step.minibatch, step.version, step.ahead):
+        source = (pass_of(step) if self.schedule.weights.backward == "newest" else "forward", step.minibatch)
+        if chunk.predictions.get(source) != (step.version, step.ahead):
             problem = f"{step.action} uses a prediction of mini-batch {step.minibatch} that is not there"
             self.fail("predictions", problem, rank)
         if step.forgets:
@@ -247,8 +247,11 @@ class _Run:
         chunk.died[version] = self.exchange.at[rank]
 
     def check_deaths(self) -> None:
-        """After the run: every version that the window sees the end of died at the first moment it could."""
+        """After the run: all that the window sees the end of died, versions at the first moment they could."""
         for number, (chunk, rank) in enumerate(zip(self.chunks, self.schedule.placement, strict=True)):
+            for kind, minibatch in chunk.predictions:
+                problem = f"chunk {number} never forgets its {kind} prediction of mini-batch {minibatch}"
+                self.fail("predictions", problem, rank, -1)
             replaced = {
                 step.version - 1: place
                 for place, step in enumerate(self.exchange.steps[rank])

@@ -23,7 +23,7 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
     def stream(rank: int) -> Rows:
         every = np.arange(microbatches)
         late = min(rank, microbatches)
-        table = actions.one_f_one_b(F(rank, every), I(rank, every), warmup=stages - 1 - rank)
+        table = actions.pair_up(F(rank, every), I(rank, every), warmup=stages - 1 - rank)
         inputs = np.flatnonzero(table["op"] == Op.I)
         prompt = np.insert(table, inputs[late:] + 1, W(rank, every[: microbatches - late]))
         return join(prompt, W(rank, every[microbatches - late :]))

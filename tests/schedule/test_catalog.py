@@ -1,0 +1,104 @@
+"""Every combination of sizes either verifies or is refused with the reason and a remedy."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weft
+from weft import WeftError
+from weft.schedule import METHODS
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "interleaved": [{"chunks": v} for v in (1, 2, 3, 4)],
+    "pipedream": [{}, {"vertical_sync": True}],
+    "2bw": [{}, {"warmup": 2}],
+    "wpipe": [{}, {"warmup": 2}],
+    "xpipe": [{}, {"versions": "exact"}],
+}
+
+
+def fits(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> bool:
+    """Which sizes each method is defined for, told a second time."""
+    warmup: int = options.get("warmup", 1)
+    fitting: dict[str, bool] = {
+        "interleaved": microbatches % stages == 0,
+        "wpipe": microbatches % (warmup * stages) == 0,
+        "2bw": microbatches > warmup * (stages - 1),
+        "pipedream": microbatches == 1 or not options.get("vertical_sync"),
+    }
+    return fitting.get(name, True)
+
+
+def build_or_refuse(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> None:
+    if fits(name, stages, microbatches, options):
+        verdict = weft.verify(weft.schedule(name, stages=stages, microbatches=microbatches, **options))
+        assert "law" in verdict.rules
+        return
+    with pytest.raises(WeftError, match=f"microbatches: {microbatches}") as refusal:
+        weft.schedule(name, stages=stages, microbatches=microbatches, **options)
+    remedy = re.search(r"; use (\d+)(?: or (\d+))?", str(refusal.value))
+    assert remedy is not None
+    for better in filter(None, remedy.groups()):
+        weft.verify(weft.schedule(name, stages=stages, microbatches=int(better), **options))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_small_size_verifies_or_is_refused(name: str) -> None:
+    for stages in range(1, 5):
+        for microbatches in range(1, 9):
+            for options in OPTIONS.get(name, [{}]):
+                build_or_refuse(name, stages, microbatches, options)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(list(METHODS)), st.integers(1, 16), st.integers(1, 64), st.data())
+def test_every_size_verifies_or_is_refused(name: str, stages: int, microbatches: int, data: st.DataObject) -> None:
+    options = data.draw(st.sampled_from(OPTIONS.get(name, [{}])))
+    build_or_refuse(name, stages, microbatches, options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["interleaved", "2bw", "wpipe"]), st.integers(1, 16), st.integers(1, 4), st.data())
+def test_multiples_of_the_stages_verify(name: str, stages: int, times: int, data: st.DataObject) -> None:
+    """What random sizes seldom hit."""
+    options = data.draw(st.sampled_from(OPTIONS[name]))
+    build_or_refuse(name, stages, min(64 // stages, times) * stages, options)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "4", None, True, float("nan"), float("inf")])
+@pytest.mark.parametrize("size", ["stages", "microbatches"])
+@pytest.mark.parametrize("name", METHODS)
+def test_sizes_that_are_none_are_refused(name: str, size: str, bad: Any) -> None:
+    sizes: dict[str, Any] = {"stages": 4, "microbatches": 4} | {size: bad}
+    with pytest.raises(WeftError, match=rf"{size} must be a whole number of 1 or more \(got {bad!r}\)"):
+        weft.schedule(name, **sizes)
+
+
+@pytest.mark.parametrize("sizes", [(10**12, 10**12), (10**12, 1), (1, 10**12), (20_000, 20_000)])
+@pytest.mark.parametrize("name", METHODS)
+def test_absurd_sizes_are_refused_at_once(name: str, sizes: tuple[int, int]) -> None:
+    with pytest.raises(WeftError, match=r"at most \d+ chunks.*use"):
+        weft.schedule(name, stages=sizes[0], microbatches=sizes[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("wpip", {}, "did you mean 'wpipe'"),
+        ("wpipe", {"chunks": 2}, "its options are: warmup"),
+        ("xpipe", {"version": "exact"}, "did you mean 'versions'"),
+        ("xpipe", {"versions": "right"}, "published or exact"),
+        ("gpipe", {"warmup": 2}, "its options are: none"),
+        ("interleaved", {"chunks": 0}, "chunks must be a whole number"),
+        ("2bw", {"warmup": "2"}, "warmup must be a whole number"),
+        ("pipedream", {"vertical_sync": "yes"}, "True or False"),
+        ("interleaved", {"chunks": 10**9}, "at most 32767 chunks"),
+        ("wpipe", {"warmup": 10**9}, "multiple of 1000000000 x stages"),
+    ],
+)
+def test_unknown_names_and_options_are_refused(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(WeftError, match=words):
+        weft.schedule(name, stages=4, microbatches=4, **options)
