@@ -26,7 +26,7 @@ def damaged(schedule: Schedule, column: str, rank: int, text: str, value: object
     for step in program.steps(rank, minibatches=program.drain + 3):
         if str(step.action) == text:
             cells = getattr(program, column).copy()
-            cells[step.row, rank] = value
+            cells[rank, step.row] = value
             return replace(program, **{column: cells})
     raise AssertionError(f"rank {rank} never runs {text}")
 

@@ -30,6 +30,7 @@ class Op(IntEnum):
 
 NONE = -1  # the op of a row that only fills up a table
 
+ANY_BACKWARD = (Op.B, Op.I, Op.W)
 BACKWARDS = (Op.B, Op.I)  # what needs the gradient of the chunk behind, and hands one on
 RETIRING = (Op.B, Op.W)  # what completes a micro-batch's gradient and lets its activations go
 
@@ -126,6 +127,12 @@ def pair_up(forwards: Rows, backwards: Rows, warmup: int) -> Rows:
     warmup = min(warmup, forwards.size)
     paired = forwards.size - warmup
     return join(forwards[:warmup], alternate(forwards[warmup:], backwards[:paired]), backwards[paired:])
+
+
+def is_any(op: npt.NDArray[np.int8], of: tuple[Op, ...]) -> npt.NDArray[np.bool_]:
+    """Which ops are among `of`."""
+    among: npt.NDArray[np.bool_] = np.logical_or.reduce([op == one for one in of])
+    return among
 
 
 def _integers(values: Indices) -> npt.NDArray[np.int64]:

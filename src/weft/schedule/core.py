@@ -90,7 +90,7 @@ class Schedule:
         return f"{self.name}, {count(self.stages, 'stage')}, {count(self.microbatches, 'micro-batch')}{options}"
 
     def chunks_of(self, rank: int) -> list[int]:
-        return [chunk for chunk, owner in enumerate(self.placement) if owner == rank]
+        return np.flatnonzero(np.array(self.placement) == rank).tolist()
 
 
 def check_sizes(**sizes: Any) -> None:

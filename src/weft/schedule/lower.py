@@ -5,7 +5,7 @@
     deaths       the row after which a version, or a prediction, is never read again
     hand-overs   which chunk's output an action needs, and which chunk takes its own
 
-The result is a `Program`: tables of one cycle with a column a rank, in which nothing depends on the number of
+The result is a `Program`: tables of one cycle with a line a rank, in which nothing depends on the number of
 the cycle. In cycle `c`, a row speaks of mini-batch `batch + c` and reads version `max(0, batch + c - delay)`.
 The verifier, the simulator, the pictures and the engine all read this one form.
 """
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from weft.schedule.actions import BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, join
+from weft.schedule.actions import ANY_BACKWARD, BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, is_any, join
 from weft.schedule.core import Schedule
 from weft.schedule.weights import of_chunk
 
@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-    """A lowered schedule: every column is an array of rows x ranks, for one cycle."""
+    """A lowered schedule: every column is an array of ranks x rows, for one cycle."""
 
     schedule: Schedule
     op: npt.NDArray[np.int8]
@@ -74,7 +74,7 @@ class Program:
         microbatches, placement = self.schedule.microbatches, self.schedule.placement
         columns = (self.op, self.chunk, self.index, self.batch, self.delay, self.ahead)
         flags = (self.predicts, self.dies, self.forgets)
-        table = list(enumerate(zip(*(column[:, rank].tolist() for column in columns + flags), strict=True)))
+        table = list(enumerate(zip(*(column[rank].tolist() for column in columns + flags), strict=True)))
         for cycle in range(minibatches + self.drain):
             for row, (op, chunk, index, batch, delay, ahead, predicts, dies, forgets) in table:
                 minibatch = batch + cycle
@@ -98,7 +98,7 @@ class Program:
 def lower(schedule: Schedule) -> Program:
     """Run all passes over a schedule."""
     streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
-    shape = (max(map(len, streams)), schedule.stages)
+    shape = (schedule.stages, max(map(len, streams)))
     needs, feeds = _hand_overs(schedule.chunks)
     program = Program(
         schedule=schedule,
@@ -116,7 +116,7 @@ def lower(schedule: Schedule) -> Program:
     )
     for rank, rows in enumerate(streams):
         for name, column in _lower_rank(rows, schedule).items():
-            getattr(program, name)[: len(rows), rank] = column
+            getattr(program, name)[rank, : len(rows)] = column
     return program
 
 
@@ -125,7 +125,7 @@ def _with_updates(rows: Rows, microbatches: int) -> Rows:
     updated = set(np.unique(rows["chunk"][rows["op"] == Op.U]).tolist())
     places, updates = [], []
     for chunk in np.unique(rows["chunk"]).tolist():
-        retiring = np.flatnonzero((rows["chunk"] == chunk) & np.isin(rows["op"], RETIRING))
+        retiring = np.flatnonzero((rows["chunk"] == chunk) & is_any(rows["op"], RETIRING))
         if chunk in updated or not retiring.size:
             continue
         batch = rows["index"][retiring] // microbatches
@@ -153,7 +153,7 @@ def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedul
     """Pass 2: `delay`, `ahead` and `predicts` of one chunk's rows (`mine` are their places)."""
     weights, microbatches = schedule.weights, schedule.microbatches
     op, batch, j = columns["op"][mine], columns["batch"][mine], columns["index"][mine] % microbatches
-    forward, backward = op == Op.F, np.isin(op, (*BACKWARDS, Op.W))
+    forward, backward = op == Op.F, is_any(op, ANY_BACKWARD)
     newest = batch - _newest(op, batch)  # the delay of whoever reads the newest version
     delay, ahead, predicts = np.zeros_like(batch), np.zeros_like(batch), np.zeros(len(mine), np.bool_)
 

@@ -78,7 +78,7 @@ def _check_streams(program: Program) -> None:
     schedule = program.schedule
     columns = (program.op, program.chunk, program.index, program.batch)
     streams = [
-        [row for row in zip(*(column[:, rank].tolist() for column in columns), strict=True) if row[0] != NONE]
+        [row for row in zip(*(column[rank].tolist() for column in columns), strict=True) if row[0] != NONE]
         for rank in range(schedule.stages)
     ]
 

@@ -13,6 +13,7 @@ state is exact, not estimated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +23,25 @@ from weft.schedule import Op, Program
 from weft.schedule.actions import BACKWARDS, NONE, Action
 from weft.simulate.cost import Cost
 
-Floats = npt.NDArray[np.float64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.integer]
 
 ALWAYS, NOWHERE = 0, 1  # arrival slots: what has always been there, and what nobody waits for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cycle:
-    """When the rows of one cycle ran, rows x ranks; `live` marks the rows that did."""
+    """When the rows of one cycle ran, ranks x rows; `live` marks the rows that did."""
 
     number: int
     live: npt.NDArray[np.bool_]
     end: Floats
-    arrived: Floats  # when the row's input was there; -inf where it needs none
+    arrived: Floats | None  # when the row's input was there, -inf where it needs none; None if inputs have no size
+
+    @classmethod
+    def of(cls, number: int, live: npt.NDArray[np.bool_], *, with_arrivals: bool) -> Cycle:
+        arrived = np.empty(live.shape) if with_arrivals else None
+        return cls(number=number, live=live, end=np.empty(live.shape), arrived=arrived)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,111 +59,109 @@ class State:
 
 
 class Machine:
+    """Tables are by *kind*, an op in a chunk (`op * chunks + chunk`); the last kind is the row that does nothing."""
+
     def __init__(self, program: Program, cost: Cost) -> None:
         schedule = program.schedule
         cost.check(schedule)
         self.program = program
-        self.ranks, self.chunks = schedule.stages, schedule.chunks
-        self.microbatches = schedule.microbatches
-        spread = int(program.index.max()) + 1 - int(program.index.min(initial=0))
-        self.ring = spread  # micro-batches that can be under way at once
+        self.ranks, self.chunks, self.microbatches = schedule.stages, schedule.chunks, schedule.microbatches
+        # micro-batches that can be under way at once
+        self.ring = int(program.index.max()) + 1 - int(program.index.min(initial=0))
         self.clock = np.zeros(self.ranks)
-        self.arrival = np.full(2 + 2 * self.chunks * self.ring, np.nan)
+        self.arrival = np.full(2 + 2 * self.chunks * self.ring, np.nan)  # by pass, chunk and micro-batch
         self.arrival[ALWAYS] = -np.inf
-        self.duration = durations(cost)
+        self.duration = np.append(durations(cost).ravel(), 0.0)
+        self.sizes = any(chunk.input_bytes for chunk in cost.chunks)
+        own = np.broadcast_to(np.arange(self.chunks), program.needs.shape)
+        self.need = self._lanes(program.needs, own, ALWAYS)
+        self.give = self._lanes(program.feeds, program.feeds, NOWHERE)
         self._plan_links(cost)
 
+    def _lanes(self, neighbour: Ints, taker: Ints, none: int) -> tuple[Ints, Ints]:
+        """Where each kind's slots in `arrival` begin, and whether micro-batches count on from there (1 or 0)."""
+        backward = np.isin(np.arange(len(Op)), BACKWARDS)[:, None]
+        begin = np.where(neighbour < 0, none, 2 + (backward * self.chunks + taker) * self.ring)
+        return np.append(begin.ravel(), none), np.append(neighbour.ravel() >= 0, False).astype(np.int64)
+
     def _plan_links(self, cost: Cost) -> None:
-        """Per op and chunk: which link its output takes, and what the transfer costs."""
+        """Per kind: which link its output takes, and what the transfer costs; the last link is none."""
         program, placement = self.program, self.program.schedule.placement
-        edges: dict[tuple[int, int], int] = {}
-        self.edge = np.zeros((len(Op), self.chunks), np.int64)
-        self.transfer, self.latency = np.zeros((len(Op), self.chunks)), np.zeros((len(Op), self.chunks))
-        self.blocks = np.zeros((len(Op), self.chunks), np.bool_)
-        sender = []
+        kinds = len(Op) * self.chunks + 1
+        links: dict[tuple[int, int], int] = {}
+        link_of = np.full(kinds, -1)
+        self.transfer, self.latency, self.blocks = np.zeros(kinds), np.zeros(kinds), np.zeros(kinds, np.bool_)
         for op in (Op.F, *BACKWARDS):
             for chunk in range(self.chunks):
                 to = int(program.feeds[op, chunk])
                 if to < 0 or placement[to] == placement[chunk]:
                     continue
-                pair = (placement[chunk], placement[to])
-                if pair not in edges:
-                    edges[pair] = len(edges)
-                    sender.append(pair[0])
+                pair, kind = (placement[chunk], placement[to]), op * self.chunks + chunk
                 link = cost.links.get(pair, cost.link)
-                self.edge[op, chunk] = edges[pair]
-                self.transfer[op, chunk] = message_bytes(cost, op, chunk) / link.bandwidth
-                self.latency[op, chunk] = link.latency
-                self.blocks[op, chunk] = not link.overlap
-        self.sender = np.array(sender, np.int64)
-        self.free = np.zeros(len(edges))  # when each link has sent all that it was given
+                link_of[kind] = links.setdefault(pair, len(links))
+                self.transfer[kind] = message_bytes(cost, op, chunk) / link.bandwidth
+                self.latency[kind] = link.latency
+                self.blocks[kind] = not link.overlap
+        self.sender = np.array([sender for sender, _ in links], np.int64)
+        self.free = np.zeros(len(links) + 1)  # when each link has sent all that it was given
+        self.link_of = np.where(link_of < 0, len(links), link_of)
         self.hops = bool(self.transfer.any() or self.latency.any())
 
     def run(self, number: int, *, minibatches: int | None = None) -> Cycle:
         """Run cycle `number` of a window (None: of an endless run)."""
-        program, ranks = self.program, self.ranks
-        height = program.op.shape[0]
-        live = (program.op != NONE) & (program.batch >= -number)
+        live = (self.program.op != NONE) & (self.program.batch >= -number)
         if minibatches is not None:
-            live &= program.batch < minibatches - number
-        kind, need, give = self._slots(number, live)
-        duration = np.append(self.duration.ravel(), 0.0)
-        end, arrived = np.empty((height, ranks)), np.empty((height, ranks))
-        flat_end, flat_arrived, arrival, clock = end.ravel(), arrived.ravel(), self.arrival, self.clock
-        place, stop = np.arange(ranks), height * ranks
-        going = np.arange(ranks)
+            live &= self.program.batch < minibatches - number
+        busy = np.flatnonzero(live.any(axis=0))
+        height = int(busy[-1]) + 1 if busy.size else 0  # while draining, the ends of the streams are idle
+        live = live[:, :height]
+        kind, column = self._rows(number, live)
+        cycle = Cycle.of(number, live, with_arrivals=self.sizes)
+        end, arrived = cycle.end.ravel(), None if cycle.arrived is None else cycle.arrived.ravel()
+        arrival, clock, (need, needs), (give, gives) = self.arrival, self.clock, self.need, self.give
+        going = np.arange(self.ranks) if height else np.arange(0)
+        place = np.arange(self.ranks) * height
+        stop = place + height
         while going.size:
-            at = place[going]
-            slot = need[at]
+            ranks, at = going, place[going]
+            what, microbatch = kind[at], column[at]
+            slot = need[what] + needs[what] * microbatch
             when = arrival[slot]
             ready = when == when  # what has not arrived is not a number
             if not ready.all():
-                going_now = going[ready]
-                if not going_now.size:
-                    self._deadlock(number, going, place)
-                at, slot, when = at[ready], slot[ready], when[ready]
-            else:
-                going_now = going
-            what = kind[at]
-            done = np.maximum(clock[going_now], when) + duration[what]
-            flat_end[at], flat_arrived[at] = done, when
+                ranks, at, what, microbatch = ranks[ready], at[ready], what[ready], microbatch[ready]
+                slot, when = slot[ready], when[ready]
+                if not ranks.size:
+                    self._deadlock(number, int(going[0]), int(place[going[0]] % height))
+            done = np.maximum(clock[ranks], when) + self.duration[what]
+            end[at] = done
+            if arrived is not None:
+                arrived[at] = when
             arrival[slot] = np.nan  # taken
             arrival[ALWAYS] = -np.inf
-            clock[going_now] = done
-            arrival[give[at]] = self._send(going_now, what, done) if self.hops else done
-            place[going_now] = at + ranks
-            going = going[place[going] < stop]
-        return Cycle(number=number, live=live, end=end, arrived=arrived)
+            clock[ranks] = done
+            arrival[give[what] + gives[what] * microbatch] = self._send(ranks, what, done) if self.hops else done
+            place[ranks] = at + 1
+            going = going[place[going] < stop[going]]
+        return cycle
 
-    def _slots(self, number: int, live: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.integer], ...]:
-        """Flat tables for a cycle: each row's op and chunk, the slot it waits for, the slot it fills."""
-        program = self.program
-        kinds = len(Op) * self.chunks  # one more is the row that does nothing
-        kind = np.where(live, program.op * np.int32(self.chunks) + program.chunk, np.int32(kinds)).ravel()
-        column = ((program.index + np.int32(number * self.microbatches % self.ring)) % np.int32(self.ring)).ravel()
+    def _rows(self, number: int, live: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        """The rows of a cycle, flat: their kind, and their micro-batch's place in the ring."""
+        op, chunk, index = (
+            one[:, : live.shape[1]] for one in (self.program.op, self.program.chunk, self.program.index)
+        )
+        kind = np.where(live, op * np.int32(self.chunks) + chunk, np.int32(len(Op) * self.chunks))
+        shift = np.int32(number * self.microbatches % self.ring)
+        return kind.ravel(), ((index + shift) % np.int32(self.ring)).ravel()
 
-        def table(neighbours: npt.NDArray[np.integer], own: bool, none: int) -> npt.NDArray[np.int32]:
-            """Where rows of each kind begin to count in `arrival`; forwards first, then backwards."""
-            chunks = np.broadcast_to(np.arange(self.chunks), neighbours.shape) if own else neighbours
-            passes = np.isin(np.arange(len(Op)), BACKWARDS)[:, None] * self.chunks
-            begin = np.where(neighbours < 0, -1, 2 + (passes + chunks) * self.ring)
-            flat = np.append(begin.ravel(), -1).astype(np.int32)[kind]
-            return np.where(flat < 0, np.int32(none), flat + column)
-
-        return kind, table(program.needs, True, ALWAYS), table(program.feeds, False, NOWHERE)
-
-    def _send(self, ranks: npt.NDArray[np.int64], kind: npt.NDArray[np.integer], done: Floats) -> Floats:
+    def _send(self, ranks: Ints, what: Ints, done: Floats) -> Floats:
         """When the outputs of actions that ended at `done` arrive."""
-        kinds = self.edge.size
-        arrives = done.copy()
-        some = np.flatnonzero(kind < kinds)
-        some = some[(self.transfer.ravel()[kind[some]] > 0) | (self.latency.ravel()[kind[some]] > 0)]
-        if some.size:
-            what = kind[some]
-            edge = self.edge.ravel()[what]
-            self.free[edge] = np.maximum(done[some], self.free[edge]) + self.transfer.ravel()[what]
-            arrives[some] = self.free[edge] + self.latency.ravel()[what]
-            blocked = some[self.blocks.ravel()[what]]
+        link = self.link_of[what]
+        self.free[-1] = -np.inf  # what takes no link waits for none
+        self.free[link] = sent = np.maximum(done, self.free[link]) + self.transfer[what]
+        arrives: Floats = sent + self.latency[what]
+        blocked = self.blocks[what]
+        if blocked.any():
             self.clock[ranks[blocked]] = arrives[blocked]
         return arrives
 
@@ -167,16 +172,14 @@ class Machine:
         lane, column = np.divmod(slots - 2, self.ring)
         order = lane * self.ring + (column - (number + 1) * self.microbatches) % self.ring
         sort = order.argsort()
-        busy = np.maximum(self.free, self.clock[self.sender]) if self.free.size else self.free
+        busy = np.maximum(self.free[:-1], self.clock[self.sender])
         times = np.concatenate([self.clock, busy, self.arrival[slots][sort]]) - now
         return State(now, times, order[sort])
 
-    def _deadlock(self, number: int, going: npt.NDArray[np.int64], place: npt.NDArray[np.int64]) -> None:
-        rank = int(going[0])
-        row = int(place[rank]) // self.ranks
+    def _deadlock(self, number: int, rank: int, row: int) -> NoReturn:
         program = self.program
-        index = int(program.index[row, rank]) + number * self.microbatches
-        action = Action(Op(int(program.op[row, rank])), int(program.chunk[row, rank]), index)
+        index = int(program.index[rank, row]) + number * self.microbatches
+        action = Action(Op(int(program.op[rank, row])), int(program.chunk[rank, row]), index)
         raise ScheduleError(
             "no deadlock",
             f"every rank waits for another; rank {rank} waits before {action}; weft.verify shows the whole grid",

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.schedule import Op, Program
-from weft.schedule.actions import BACKWARDS
+from weft.schedule.actions import BACKWARDS, RETIRING, is_any
 from weft.simulate.cost import Cost
 from weft.simulate.machine import Cycle, Floats, durations
 
@@ -39,38 +39,43 @@ class RankMemory:
 
 def measure(program: Program, cost: Cost, cycles: list[Cycle]) -> list[RankMemory]:
     """The peaks of every rank over executed cycles."""
-    sizes, spent = _Sizes.of(program, cost), durations(cost)
-    return [_measure_rank(_Ran.of(program, cycles, rank, spent), sizes) for rank in range(program.schedule.stages)]
+    sizes = _Sizes.of(program, cost)
+    return [_measure_rank(_Ran.of(program, cycles, rank), sizes) for rank in range(program.schedule.stages)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Sizes:
-    """Bytes a chunk, and of the hand-over that each op in a chunk takes in."""
+    """What an op in a chunk takes and gives, op x chunk in bytes; `weight` and so on are a chunk's own."""
 
     weight: Floats
-    gradient: Floats
     optimizer: Floats
-    kept: Floats  # from forward to backward
-    whole: Floats  # while the backward runs
-    handed: Floats  # op x chunk
+    gradient: Floats
+    keeps: Floats  # activations that come with its start
+    drops: Floats  # activations that go with its end
+    handed: Floats  # the input that it takes over from its neighbour
+    spent: Floats  # its time
 
     @classmethod
     def of(cls, program: Program, cost: Cost) -> _Sizes:
         def column(name: str) -> Floats:
-            return np.array([getattr(chunk, name) for chunk in cost.chunks])
+            return np.array([getattr(chunk, name) for chunk in cost.chunks], np.float64)
 
         whole, inputs = column("activation_bytes"), column("input_bytes")
-        handed = np.zeros(program.needs.shape)
+        kept = np.where(column("recompute"), inputs, whole)  # from forward to backward
+        keeps, drops, handed = (np.zeros(program.needs.shape) for _ in range(3))
+        keeps[Op.F], keeps[Op.B], keeps[Op.I] = kept, whole - kept, whole - kept
+        drops[Op.B], drops[Op.W] = whole, whole
         handed[Op.F, 1:] = inputs[1:]
         for op in BACKWARDS:
             handed[op, :-1] = inputs[1:]
         return cls(
             weight=column("weight_bytes"),
-            gradient=column("gradient_bytes"),
             optimizer=column("optimizer_bytes"),
-            kept=np.where(column("recompute"), inputs, whole),
-            whole=whole,
+            gradient=column("gradient_bytes"),
+            keeps=keeps,
+            drops=drops,
             handed=handed,
+            spent=durations(cost),
         )
 
 
@@ -81,105 +86,100 @@ class _Ran:
     chunks: list[int]
     op: npt.NDArray[np.int8]
     chunk: npt.NDArray[np.int16]
-    start: Floats
     end: Floats
-    arrived: Floats
+    arrived: Floats | None
     opens: npt.NDArray[np.bool_]  # a mini-batch's first weight gradient in its chunk
     dies: npt.NDArray[np.bool_]
     predicts: npt.NDArray[np.bool_]
     forgets: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, program: Program, cycles: list[Cycle], rank: int, spent: Floats) -> _Ran:
-        op, chunk, batch = program.op[:, rank], program.chunk[:, rank], program.batch[:, rank]
-        chunks, opens = program.schedule.chunks_of(rank), _opens(program, rank)
-        live = [cycle.live[:, rank] for cycle in cycles]
-        version = batch - program.delay[:, rank]  # in cycle c, version + c; below 0 it is the first one, shared
-        dies = program.dies[:, rank]
+    def of(cls, program: Program, cycles: list[Cycle], rank: int) -> _Ran:
+        live = [cycle.live[rank] for cycle in cycles]
 
         def over(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.concatenate([column[one] for one in live])
+            return np.concatenate([column[: one.size][one] for one in live])
 
-        end = np.concatenate([cycle.end[one, rank] for cycle, one in zip(cycles, live, strict=True)])
-        ops, where = over(op), over(chunk)
+        def ran(columns: list[Floats]) -> Floats:
+            return np.concatenate([column[rank, one] for column, one in zip(columns, live, strict=True)])
+
+        version = program.batch[rank] - program.delay[rank]  # plus the cycle; below 0 it is the first one, shared
+        arrived = [cycle.arrived for cycle in cycles if cycle.arrived is not None]
         return cls(
-            chunks=chunks,
-            op=ops,
-            chunk=where,
-            start=end - spent[ops, where],
-            end=end,
-            arrived=np.concatenate([cycle.arrived[one, rank] for cycle, one in zip(cycles, live, strict=True)]),
-            opens=over(opens),
+            chunks=program.schedule.chunks_of(rank),
+            op=over(program.op[rank]),
+            chunk=over(program.chunk[rank]),
+            end=ran([cycle.end for cycle in cycles]),
+            arrived=ran(arrived) if arrived else None,
+            opens=over(_opens(program, rank)),
             dies=np.concatenate(
-                [(dies & (version + cycle.number >= 0))[one] for cycle, one in zip(cycles, live, strict=True)]
+                [
+                    (program.dies[rank] & (version >= -cycle.number))[: one.size][one]
+                    for cycle, one in zip(cycles, live, strict=True)
+                ]
             ),
-            predicts=over(program.predicts[:, rank]),
-            forgets=over(program.forgets[:, rank]),
+            predicts=over(program.predicts[rank]),
+            forgets=over(program.forgets[rank]),
         )
 
 
 def _opens(program: Program, rank: int) -> npt.NDArray[np.bool_]:
     """Rows at which a gradient comes into being: a chunk's first of the youngest mini-batch in the cycle."""
-    op, chunk, batch = program.op[:, rank], program.chunk[:, rank], program.batch[:, rank]
-    retiring = (op == Op.B) | (op == Op.W)
+    op, chunk, batch = program.op[rank], program.chunk[rank], program.batch[rank]
     opens = np.zeros(len(op), np.bool_)
     for one in program.schedule.chunks_of(rank):
-        mine = np.flatnonzero(retiring & (chunk == one))
+        mine = np.flatnonzero(is_any(op, RETIRING) & (chunk == one))
         if mine.size:
             opens[mine[batch[mine].argmax()]] = True
     return opens
 
 
 def _measure_rank(ran: _Ran, sizes: _Sizes) -> RankMemory:
-    chunks = ran.chunks
     forward, update = ran.op == Op.F, ran.op == Op.U
-    retiring = (ran.op == Op.B) | (ran.op == Op.W)
-    again = (ran.op == Op.B) | (ran.op == Op.I)  # the backward has all activations, recomputed or not
-    weight, kept, whole = sizes.weight[ran.chunk], sizes.kept[ran.chunk], sizes.whole[ran.chunk]
-
-    grows = {  # when a row starts, and when it has ended
-        "extra_versions": (0.0, weight * update - weight * ran.dies),
-        "gradients": (sizes.gradient[ran.chunk] * ran.opens, -sizes.gradient[ran.chunk] * update),
-        "activations": (kept * forward + (whole - kept) * again, -whole * retiring),
+    retiring = is_any(ran.op, RETIRING)
+    weight, gradient = sizes.weight[ran.chunk], sizes.gradient[ran.chunk]
+    grows = {  # by how much when a row starts, and when it has ended
+        "extra_versions": (0.0, weight * (update.astype(np.int8) - ran.dies)),
+        "gradients": (gradient * ran.opens, -gradient * update),
+        "activations": (sizes.keeps[ran.op, ran.chunk], -sizes.drops[ran.op, ran.chunk]),
         "buffers": (weight * ran.predicts, -weight * ran.forgets),
     }
     during, after = {}, {}
     for name, (starts, ends) in grows.items():
         after[name] = np.cumsum(starts + ends)
         during[name] = after[name] - ends
-    waiting_end, waiting_start = _waiting(ran, sizes.handed[ran.op, ran.chunk])
-    during["buffers"], after["buffers"] = during["buffers"] + waiting_end, after["buffers"] + waiting_start
+    if ran.arrived is not None:
+        waits_at_end, waits_at_start = _waiting(ran, ran.arrived, sizes)
+        during["buffers"], after["buffers"] = during["buffers"] + waits_at_end, after["buffers"] + waits_at_start
 
     totals = [np.sum(list(held.values()), axis=0) for held in (during, after)]
     held, total = max(zip((during, after), totals, strict=True), key=lambda one: one[1].max())
     at_peak = {name: values[total.argmax()] for name, values in held.items()}
-    at_peak |= {"weights": sizes.weight[chunks].sum(), "optimizer": sizes.optimizer[chunks].sum()}
+    at_peak |= {"weights": sizes.weight[ran.chunks].sum(), "optimizer": sizes.optimizer[ran.chunks].sum()}
+    in_flight = np.cumsum(forward.astype(np.int8) - retiring, dtype=np.int32) + retiring
     return RankMemory(
         bytes={name: float(at_peak[name]) for name in CATEGORIES},
-        in_flight=float((np.cumsum(forward.astype(int) - retiring) + retiring).max()) / len(chunks),
-        versions={one: 1 + int(_extra(ran, one).max(initial=0)) for one in chunks},
+        in_flight=float(in_flight.max()) / len(ran.chunks),
+        versions={one: 1 + _most_extra(ran, one) for one in ran.chunks},
     )
 
 
-def _extra(ran: _Ran, chunk: int) -> npt.NDArray[np.integer]:
-    """Versions of a chunk beyond the newest, after each of its rows."""
-    mine = ran.chunk == chunk
-    return np.cumsum((ran.op == Op.U)[mine].astype(int) - ran.dies[mine])
+def _most_extra(ran: _Ran, chunk: int) -> int:
+    """Versions of a chunk beyond the newest, at the most."""
+    changes = np.flatnonzero((ran.chunk == chunk) & ((ran.op == Op.U) | ran.dies))
+    made = (ran.op[changes] == Op.U).astype(int)
+    return int(np.cumsum(made - ran.dies[changes]).max(initial=0))
 
 
-def _waiting(ran: _Ran, size: Floats) -> tuple[Floats, Floats]:
+def _waiting(ran: _Ran, arrived: Floats, sizes: _Sizes) -> tuple[Floats, Floats]:
     """Bytes that have arrived and wait: at each row's end, and just before the next row's start."""
-    nothing = np.zeros(len(size))
-    messages = np.flatnonzero((size > 0) & (ran.arrived > -np.inf))
-    if not messages.size:
-        return nothing, nothing
-    order = messages[ran.arrived[messages].argsort(kind="stable")]
-    times, arrived = ran.arrived[order], np.concatenate([[0.0], np.cumsum(size[order])])
-    taken = np.zeros(len(size))
-    taken[messages] = size[messages]
-    taken = np.cumsum(taken)
-    following = np.append(ran.start[1:], ran.end[-1])
+    size = np.where(arrived > -np.inf, sizes.handed[ran.op, ran.chunk], 0.0)
+    messages = np.flatnonzero(size)
+    order = messages[arrived[messages].argsort(kind="stable")]
+    times, there = arrived[order], np.concatenate([[0.0], np.cumsum(size[order])])
+    taken = np.cumsum(size)
+    next_start = np.append((ran.end - sizes.spent[ran.op, ran.chunk])[1:], ran.end[-1])
     return (
-        arrived[np.searchsorted(times, ran.end, side="right")] - taken,
-        arrived[np.searchsorted(times, following, side="right")] - taken,
+        there[np.searchsorted(times, ran.end, side="right")] - taken,
+        there[np.searchsorted(times, next_start, side="right")] - taken,
     )

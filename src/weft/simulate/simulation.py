@@ -151,7 +151,7 @@ def timeline(
     cycles = [machine.run(one, minibatches=minibatches) for one in range(minibatches + program.drain)]
     blocks = []
     for rank in range(schedule.stages):
-        ends = (end for cycle in cycles for end in cycle.end[cycle.live[:, rank], rank].tolist())
+        ends = (end for cycle in cycles for end in cycle.end[rank, cycle.live[rank]].tolist())
         for step, end in zip(program.steps(rank, minibatches=minibatches), ends, strict=True):
             start = end - float(spent[step.action.op, step.action.chunk])
             blocks.append(Block(rank=rank, start=start, end=end, step=step))
@@ -167,7 +167,7 @@ def _until_steady(machine: Machine) -> tuple[list[Cycle], bool, float]:
     """Run cycles until the state repeats: the cycles, whether it did, and the time of a mini-batch."""
     cycles: list[Cycle] = []
     states: list[State] = []
-    height, ranks = machine.program.op.shape
+    ranks, height = machine.program.op.shape
     while True:
         cycles.append(machine.run(len(cycles)))
         states.append(machine.state(len(states)))
@@ -186,7 +186,7 @@ def _busy(program: Program, spent: Floats) -> Floats:
         [
             sum(
                 float(spent[op, chunk]) * int(times)
-                for op, chunk, times in _tally(program.op[:, rank], program.chunk[:, rank])
+                for op, chunk, times in _tally(program.op[rank], program.chunk[rank])
             )
             for rank in range(program.schedule.stages)
         ]
@@ -205,7 +205,7 @@ def _traffic(program: Program, cost: Cost) -> tuple[dict[tuple[int, int], tuple[
     traffic: dict[tuple[int, int], tuple[int, float]] = {}
     hand_overs = 0
     for rank in range(program.schedule.stages):
-        for op, chunk, times in _tally(program.op[:, rank], program.chunk[:, rank]):
+        for op, chunk, times in _tally(program.op[rank], program.chunk[rank]):
             to = int(program.feeds[op, chunk])
             if to < 0:
                 continue
@@ -219,10 +219,10 @@ def _traffic(program: Program, cost: Cost) -> tuple[dict[tuple[int, int], tuple[
 
 def _of_forwards(program: Program, column: np.ndarray) -> tuple[int, ...]:
     """The largest value of a column among each chunk's forwards."""
-    largest = np.zeros(program.schedule.chunks, column.dtype)
-    forward = program.op == Op.F
-    np.maximum.at(largest, program.chunk[forward], column[forward])
-    return tuple(largest.tolist())
+    return tuple(
+        int(column[rank, (program.op[rank] == Op.F) & (program.chunk[rank] == chunk)].max(initial=0))
+        for chunk, rank in enumerate(program.schedule.placement)
+    )
 
 
 def _clean(value: float) -> float:
