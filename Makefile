@@ -23,7 +23,7 @@ golden: .venv/ready ## write the golden schedules anew; read the diff before you
 	$(BIN)/pytest tests/schedule/test_golden.py --write-golden
 
 pictures: .venv/ready ## make the pictures of the README anew
-	$(BIN)/weft draw wpipe --stages 4 --microbatches 4 --minibatches 3 -o docs/wpipe.svg
+	$(BIN)/weft draw wpipe --stages 4 --microbatches 4 --until 18.5 -o docs/wpipe.svg
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -90,13 +90,15 @@ def draw(arguments: argparse.Namespace) -> None:
         from weft.output import write_text
 
         writers: dict[str, Callable[[], str]] = {
-            ".svg": lambda: pictures.svg(shown),
+            ".svg": lambda: pictures.svg(shown, until=arguments.until),
             ".html": lambda: pictures.html(shown, _headline(simulate(schedule, cost).as_dict())),
             ".json": lambda: pictures.trace(shown),
         }
         ending = os.path.splitext(arguments.output)[1].lower()
         if ending not in writers:
             raise WeftError(f"-o takes a file that ends in {', '.join(writers)} (got {arguments.output})")
+        if arguments.until is not None and ending != ".svg":
+            raise WeftError(f"--until is for .svg files, the others can be zoomed (got {arguments.output})")
         write_text(arguments.output, writers[ending]())
     if arguments.json:
         _print_json(
@@ -105,7 +107,7 @@ def draw(arguments: argparse.Namespace) -> None:
                 "minibatches": shown.minibatches,
                 "makespan": shown.makespan,
                 "output": arguments.output,
-                "blocks": [pictures.describe(block) for block in shown.blocks],
+                "blocks": [block.as_dict() for block in shown.blocks],
             }
         )
     else:
@@ -213,6 +215,7 @@ def _draw_arguments(parser: argparse.ArgumentParser) -> None:
     _schedule_arguments(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="a .svg, .html or .json (Perfetto) file")
     parser.add_argument("--minibatches", type=_whole, metavar="N", help="window (default: the width, or 3 in a file)")
+    parser.add_argument("--until", type=float, metavar="T", help="draw the time before T only, in a .svg")
     parser.add_argument("--width", type=_whole, metavar="N", help="columns (default: the terminal's)")
     parser.add_argument("--colour", "--color", choices=("auto", "always", "never"), default="auto")
     parser.add_argument("--show-versions", action="store_true", help="a line below each rank: weight versions read")

@@ -5,9 +5,9 @@ done and waits for nobody, so there is no bubble, and a forward meets other weig
 methods differ in is only which weights they read. `p = 4, m = 4`:
 
     rank 0  1a 2a 3a 4a .  .  .  .  .  .  1A 1A 5a 2A 2A 6a 3A 3A 7a 4A 4A 8a 5A 5A 9a 6A 6A
-    rank 1  .  1a 2a 3a .  .  .  .  1A 1A 4a 2A 2A 5a 3A 3A 6a 4A 4A 7a 5A 5A 8a 6A 6A 9a 7A 7A
-    rank 2  .  .  1a 2a .  .  1A 1A 3a 2A 2A 4a 3A 3A 5a 4A 4A 6a 5A 5A 7a 6A 6A 8a 7A 7A 9a 8A 8A
-    rank 3  .  .  .  1a 1A 1A 2a 2A 2A 3a 3A 3A 4a 4A 4A 5a 5A 5A 6a 6A 6A 7a 7A 7A 8a 8A 8A 9a 9A 9A
+    rank 1  .  1a 2a 3a .  .  .  .  1A 1A 4a 2A 2A 5a 3A 3A 6a 4A 4A 7a 5A 5A 8a 6A 6A 9a 7A
+    rank 2  .  .  1a 2a .  .  1A 1A 3a 2A 2A 4a 3A 3A 5a 4A 4A 6a 5A 5A 7a 6A 6A 8a 7A 7A 9a
+    rank 3  .  .  .  1a 1A 1A 2a 2A 2A 3a 3A 3A 4a 4A 4A 5a 5A 5A 6a 6A 6A 7a 7A 7A 8a 8A 8A
 """
 
 from __future__ import annotations

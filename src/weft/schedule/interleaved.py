@@ -3,8 +3,8 @@
 Micro-batches go in rounds of `p`: `p` through a rank's first chunk, the same `p` through its second, and so
 on; backwards likewise from the last chunk. `p = 2, m = 4, v = 2`, one column = F of a half-stage:
 
-    rank 0  1a 2a 1b 2b 3a 1B 1B 4a 2B 2B 3b 1A 1A 4b 2A 2A 3B 3B 4B 4B 3A 3A 4A 4A
-    rank 1  .  1a 2a 1b 1B 1B 2b 2B 2B 3a 1A 1A 4a 2A 2A 3b 3B 3B 4b 4B 4B 3A 3A 4A 4A
+    rank 0  1a 2a 1b 2b 3a .  1B 1B 4a 2B 2B 3b 1A 1A 4b 2A 2A .  3B 3B .  4B 4B 3A 3A 4A 4A
+    rank 1  .  1a 2a 1b 1B 1B 2b 2B 2B 3a 1A 1A 4a 2A 2A 3b 3B 3B 4b 4B 4B 3A 3A 4A 4A .  .
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""1F1B with a flush (PipeDream-Flush, Megatron-LM): GPipe's time, at most `p - r` micro-batches in flight.
+"""1F1B with a flush (PipeDream-Flush, Megatron-LM): GPipe's time, fewer micro-batches in flight.
 
-rank 0  1a 2a 3a 4a .  .  .  .  .  .  1A 1A .  2A 2A .  3A 3A .  4A 4A
-rank 1  .  1a 2a 3a .  .  .  .  1A 1A 4a 2A 2A .  3A 3A .  4A 4A .  .
-rank 2  .  .  1a 2a .  .  1A 1A 3a 2A 2A 4a 3A 3A .  4A 4A .  .  .  .
-rank 3  .  .  .  1a 1A 1A 2a 2A 2A 3a 3A 3A 4a 4A 4A .  .  .  .  .  .
+Rank `r` holds `p - r` at the most, whatever `m`. `p = 4, m = 4`:
+
+    rank 0  1a 2a 3a 4a .  .  .  .  .  .  1A 1A .  2A 2A .  3A 3A .  4A 4A
+    rank 1  .  1a 2a 3a .  .  .  .  1A 1A 4a 2A 2A .  3A 3A .  4A 4A .  .
+    rank 2  .  .  1a 2a .  .  1A 1A 3a 2A 2A 4a 3A 3A .  4A 4A .  .  .  .
+    rank 3  .  .  .  1a 1A 1A 2a 2A 2A 3a 3A 3A 4a 4A 4A .  .  .  .  .  .
 """
 
 from __future__ import annotations

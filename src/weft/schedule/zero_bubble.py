@@ -4,10 +4,10 @@ A backward is `I` (input gradient, what the rank before waits for) and `W` (weig
 waits). Rank `r` runs its `W` late by `r` micro-batches, so every rank holds `p` micro-batches, as 1F1B's first
 rank does. `p = 4, m = 4`, with F, I and W of equal cost; `1i` and `1w` are I and W of micro-batch 1:
 
-    rank 0  1a 2a 3a 4a .  .  .  1i 1w .  2i 2w .  3i 3w .  4i 4w
-    rank 1  .  1a 2a 3a .  .  1i 4a .  2i 1w .  3i 2w .  4i 3w 4w
-    rank 2  .  .  1a 2a .  1i 3a .  2i 4a .  3i 1w .  4i 2w 3w 4w
-    rank 3  .  .  .  1a 1i 2a .  2i 3a .  .  …
+    rank 0  1a 2a 3a 4a .  .  .  1i 1w 2i 2w 3i 3w 4i 4w
+    rank 1  .  1a 2a 3a .  .  1i 4a 2i 1w 3i 2w 4i 3w 4w
+    rank 2  .  .  1a 2a .  1i 3a 2i 4a 3i 1w 4i 2w 3w 4w
+    rank 3  .  .  .  1a 1i 2a 2i 3a 3i 4a 4i 1w 2w 3w 4w
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.errors import WeftError
 from weft.schedule import Op, Program, Schedule, Step, lower
 from weft.schedule.core import check_sizes
 from weft.simulate.cost import Cost
@@ -85,6 +86,8 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     program = lower(schedule)
     machine = Machine(program, cost)
     cycles, steady, period = _until_steady(machine)
+    if not period > 0:
+        raise WeftError("a simulation needs time to pass (all costs are 0); give forward or backward a time")
     own = len(cycles)
     cycles += [machine.run(own + one, minibatches=own) for one in range(program.drain)]
     makespan = float(machine.clock.max())
@@ -95,7 +98,7 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
         makespan = timeline(schedule, cost, minibatches=window, program=program).makespan
 
     busy = _busy(program, durations(cost))
-    bubbles = 1 - busy / period if period else np.zeros_like(busy)
+    bubbles = 1 - busy / period
     memory = measure(program, cost, cycles)
     versions = {chunk: held for one in memory for chunk, held in one.versions.items()}
     traffic, messages = _traffic(program, cost)
@@ -106,7 +109,7 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
         period=period,
         bubble=_clean(bubbles.mean()),
         bubbles=tuple(_clean(one) for one in bubbles),
-        throughput=schedule.microbatches / period if period else float("inf"),
+        throughput=schedule.microbatches / period,
         minibatches=window,
         makespan=makespan,
         fill=_clean(makespan - window * period),
@@ -128,6 +131,20 @@ class Block:
     start: float
     end: float
     step: Step
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data; an update's version is the one that it makes, and it has no delay."""
+        step, update = self.step, self.step.action.op == Op.U
+        return {
+            "rank": self.rank,
+            "start": self.start,
+            "end": self.end,
+            "action": str(step.action),
+            "minibatch": step.minibatch,
+            "version": step.version,
+            "delay": None if update else step.minibatch - step.version,
+            "ahead": step.ahead,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

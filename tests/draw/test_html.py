@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.draw import html, page
+from weft.draw.look import FIELDS, Look
+from weft.errors import WeftError
+from weft.schedule import Schedule, schedule
+from weft.simulate import Cost, Timeline, timeline
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+LOADING = {"src", "href", "srcset", "action", "data", "poster", "background"}
+
+
+def line(name: str, minibatches: int = 3, **cost: float) -> Timeline:
+    one = schedule(name, stages=4, microbatches=4)
+    return timeline(one, Cost.uniform(one, **cost), minibatches=minibatches)  # type: ignore[arg-type]
+
+
+class Reader(HTMLParser):
+    """What a browser makes of a page: elements, their attributes, their text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.open: list[tuple[str, str]] = []
+        self.texts: list[tuple[str, str, str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, named))
+        if tag not in ("meta", "input"):
+            self.open.append((tag, named.get("id", "")))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, text: str) -> None:
+        if self.open:
+            self.texts.append((*self.open[-1], text))
+
+    def data(self) -> dict[str, Any]:
+        found = json.loads(next(text for tag, name, text in self.texts if name == "data"))
+        assert isinstance(found, dict)
+        return found
+
+    def words(self) -> str:
+        return " ".join(text for tag, _, text in self.texts if tag not in ("script", "style"))
+
+
+def test_the_page_loads_nothing() -> None:
+    text = html(line("wpipe"), {"bubble": 0.1})
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch|XMLHttp|import\(", text)
+    for tag, attributes in Reader(text).tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        assert not LOADING & set(attributes)
+    assert "default-src 'none'" in text
+
+
+def test_names_and_figures_are_only_text() -> None:
+    bad = "</script><b>bold</b><!--<script>"
+    one = Schedule(name=bad, stages=1, microbatches=1, streams=["0F0 0B0"])
+    text = html(timeline(one, minibatches=1), {bad: bad, "& <i>": 1.0})
+    reader = Reader(text)
+    assert not {"b", "i"} & {tag for tag, _ in reader.tags}
+    assert sum(tag == "script" for tag, _ in reader.tags) == 2
+    assert reader.open == []
+    assert reader.words().count(bad) == 4  # title, heading, figure and its value
+    assert reader.data()["ranks"] == 1
+
+
+def test_what_is_embedded_can_not_end_its_element() -> None:
+    data = {"</script><!--": ["&lt;", "\u2028"]}
+    text = page._embed(data)
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == data
+
+
+@pytest.mark.parametrize("name", ["wpipe", "xpipe", "zb-h1"])
+def test_the_data_are_the_blocks(name: str) -> None:
+    shown = line(name, update=0.3)
+    look, data = Look(shown), Reader(html(shown)).data()
+    strings, columns = data["strings"], data["blocks"]
+    assert {len(column) for column in columns.values()} == {len(shown.blocks)}
+    assert data["names"] == list(FIELDS)
+    assert data["span"] == shown.makespan
+    at = 0
+    for row in look.rows:
+        for block in row:
+            assert (columns["rank"][at], columns["start"][at], columns["end"][at]) == (
+                block.rank,
+                block.start,
+                block.end,
+            )
+            assert strings[columns["label"][at]] == look.label(block.step)
+            assert tuple(strings[one] for one in columns["fields"][at]) == look.fields(block)
+            style = look.style_of(block.step)
+            drawn = data["styles"][columns["style"][at]]
+            assert (drawn["fill"], drawn["ink"], drawn["hatch"]) == (style.fill, style.ink, style.hatch)
+            assert columns["tone"][at] == block.step.version % len(data["tones"])
+            at += 1
+
+
+def test_the_page_can_be_read_without_its_script() -> None:
+    words = Reader(html(line("1f1b", 1), {"steady bubble": 3 / 7, "versions": 1})).words()
+    assert "1f1b, 4 stages, 4 micro-batches" in words
+    assert "1 mini-batch, time 21, 42.9% idle" in words
+    assert "steady bubble 0.428571" in words
+    assert "versions 1" in words
+    for wanted in ("forward", "backward", "update, makes a version", "idle", "version 1"):
+        assert wanted in words
+    assert words.count("42.9%") == 1 + 4
+    assert 'id="figures"' not in html(line("1f1b", 1))
+
+
+def test_too_many_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "LIMIT", 100)
+    with pytest.raises(WeftError, match="a page shows at most 100 blocks"):
+        html(line("1f1b"))
+
+
+WATCH = "<script>window.onerror = (text) => { document.documentElement.dataset.error = text; };</script>"
+USE = """<script>
+const canvas = document.getElementById("canvas"), said = document.documentElement.dataset;
+const key = (name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
+said.whole = canvas.dataset.drawn;
+key("ArrowRight"); said.first = document.getElementById("tip").innerText;
+key("ArrowRight"); key("ArrowDown"); said.then = document.getElementById("tip").innerText;
+const box = canvas.getBoundingClientRect();
+canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right - 20, clientY: box.top + 60 }));
+said.hover = document.getElementById("tip").innerText;
+canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: -700, clientX: box.right - 16, cancelable: true }));
+document.querySelector("[value=version]").click();
+requestAnimationFrame(() => { said.view = canvas.dataset.view; said.part = canvas.dataset.drawn; });
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+def test_in_a_browser(tmp_path: Path) -> None:
+    shown = line("wpipe", 2)
+    text = html(shown, {"bubble": 0.125}).replace("<head>", "<head>" + WATCH).replace("</body>", USE + "</body>")
+    (tmp_path / "page.html").write_text(text, "utf-8")
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    more = "--disable-component-update --disable-sync --window-size=1200,800 --virtual-time-budget=2000 --dump-dom"
+    run = subprocess.run(
+        [
+            str(BROWSER),
+            *options.split(),
+            *more.split(),
+            f"--user-data-dir={tmp_path / 'user'}",
+            (tmp_path / "page.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    reader = Reader(run.stdout)
+    said = next(attributes for tag, attributes in reader.tags if tag == "html")
+    assert "data-error" not in said
+    timed = sum(block.end > block.start for block in shown.blocks)
+    assert int(said["data-whole"]) == timed
+    assert said["data-first"].split()[:2] == ["action", "0F0"]
+    assert said["data-then"].split()[:2] == ["action", "1F0"]  # rank 1 at the time of rank 0's second forward
+    assert said["data-hover"].split()[:2] in (["action", "0B7"], ["action", "0U1"])
+    start, span = map(float, said["data-view"].split())
+    assert span < shown.makespan / 3
+    assert start + span == pytest.approx(shown.makespan)  # zoomed in around the pointer, at the right end
+    assert 0 < int(said["data-part"]) < timed / 2
+    hidden = {attributes["id"]: "hidden" in attributes for tag, attributes in reader.tags if "id" in attributes}
+    assert hidden["by-pass"]
+    assert not hidden["by-version"]
+    assert "wpipe, 4 stages, 4 micro-batches" in reader.words()
+    assert "0.125" in reader.words()

@@ -1,0 +1,208 @@
+"""The command line by hand: good input, bad input, exit codes, and data that reads back."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.cli import main
+
+SIZES = ["--stages", "4", "--microbatches", "4"]
+ROOT = Path(__file__).parent.parent
+
+
+def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def data(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    return json.loads(out(capsys, *arguments, "--json"))
+
+
+def test_schedules_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [one["name"] for one in data(capsys, "schedules")]
+    text = out(capsys, "schedules")
+    assert len(names) == 10
+    assert all(name in text for name in names)
+
+
+def test_simulate_prints_the_figures_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = data(capsys, "simulate", "wpipe", "--stages", "8", "--microbatches", "8")
+    assert figures["bubble"] == 0
+    assert figures["throughput"] == pytest.approx(1 / 3)
+    assert figures["versions"] == [2] * 8 + [1] * 8
+    assert figures["delay"] == [1] * 8 + [0] * 8
+    assert figures["in_flight"] == [(16 - rank) / 2 for rank in range(8)]
+    assert figures["messages_per_microbatch"] == 30
+    assert [memory["extra_versions"] for memory in figures["memory"]] == [0.5] * 8
+    text = out(capsys, "simulate", "wpipe", "--stages", "8", "--microbatches", "8")
+    assert re.search(r"^idle of fill and drain +10.5$", text, re.MULTILINE)
+
+
+def test_costs_come_from_options_or_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    slow = data(capsys, "simulate", "2bw", *SIZES, "--latency", "1")
+    assert slow["period"] == pytest.approx(4 * 4.5)
+    costs = tmp_path / "costs.json"
+    chunk = {"forward": 1, "backward_input": 1, "backward_weight": 1}
+    costs.write_text(json.dumps({"chunks": [chunk] * 4, "link": {"latency": 1}}))
+    assert data(capsys, "simulate", "2bw", *SIZES, "--costs", str(costs))["period"] == slow["period"]
+    recompute = data(capsys, "simulate", "2bw", *SIZES, "--recompute")
+    assert recompute["period"] == 16
+    assert recompute["memory"][0]["activations"] == 1
+
+
+def test_draw_prints_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "draw", "wpipe", *SIZES, "--width", "120", "--colour", "never")
+    assert text.startswith("rank 0  1a 2a 3a 4a 1b 2b 3b 4b .  .  .  .  .  .  1B 1B 5a")
+    assert "\x1b[" in out(capsys, "draw", "wpipe", *SIZES, "--colour", "always")
+    assert "\x1b[" not in out(capsys, "draw", "wpipe", *SIZES)
+
+
+def test_draw_fills_the_width_with_an_endless_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    """No rank may run dry in the columns shown, however wide: the window is long enough."""
+    for width in (80, 200, 400):
+        last = out(capsys, "draw", "2bw", *SIZES, "--width", str(width)).splitlines()[3]
+        assert len(last) > width - 4
+        assert last.split()[-1] != "."
+
+
+def test_draw_writes_each_kind_of_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for ending in ("svg", "html", "json"):
+        path = tmp_path / f"x.{ending}"
+        assert str(path) in out(capsys, "draw", "wpipe", *SIZES, "-o", str(path))
+    assert ElementTree.parse(tmp_path / "x.svg").getroot().tag.endswith("svg")
+    assert "traceEvents" in json.loads((tmp_path / "x.json").read_text())
+    assert "<script>" in (tmp_path / "x.html").read_text()
+    blocks = data(capsys, "draw", "1f1b", *SIZES, "--minibatches", "1")["blocks"]
+    assert blocks[0] == {
+        "rank": 0,
+        "start": 0.0,
+        "end": 1.0,
+        "action": "0F0",
+        "minibatch": 0,
+        "version": 0,
+        "delay": 0,
+        "ahead": 0,
+    }
+
+
+def test_check_tells_the_rules_and_writes_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    verdict = data(capsys, "check", "wpipe", *SIZES, "-o", str(path))
+    assert verdict["slots"] == 2
+    assert "law" in verdict["rules"]
+    assert data(capsys, "check", str(path))["in_flight"] == verdict["in_flight"]
+    assert data(capsys, "simulate", str(path))["versions"] == [2] * 4 + [1] * 4
+    assert "a link has to hold 2 unread messages" in out(capsys, "check", str(path))
+
+
+def test_a_schedule_of_your_own_by_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for name in ("examples/own_schedule.py:stale", "examples.own_schedule:stale"):
+        assert "no law is known" in out(capsys, "check", name, *SIZES)
+        assert data(capsys, "simulate", name, *SIZES)["versions"] == [1, 1, 1, 1]
+    assert "every rule holds" in out(capsys, "check", "examples/v_shape.csv")
+
+
+BAD: list[tuple[list[str], str]] = [
+    ([], "COMMAND"),
+    (["frob"], "invalid choice: 'frob'"),
+    (["simulate"], "name"),
+    (["simulate", "wpip", *SIZES], "did you mean 'wpipe'"),
+    (["simulate", "wpipe"], "needs --stages"),
+    (["simulate", "wpipe", "--stages", "4"], "needs --microbatches"),
+    (["simulate", "wpipe", "--stages", "4", "--microbatches", "6"], "use 4 or 8"),
+    (["simulate", "wpipe", "--stages", "four", "--microbatches", "6"], "must be a whole number (got 'four')"),
+    (["simulate", "wpipe", "--stages", "0", "--microbatches", "6"], "whole number of 1 or more"),
+    (["simulate", "2bw", "--stages", "4", "--microbatches", "-4"], "whole number of 1 or more"),
+    (["simulate", "2bw", "--stages", "4", "--microbatches", "2"], "use 4"),
+    (["simulate", "2bw", "--stages", "9" * 30, "--microbatches", "9" * 30], "at most 32767 chunks"),
+    (["simulate", "2bw", *SIZES, "--chunks", "2"], "2bw has no option 'chunks'"),
+    (["simulate", "2bw", *SIZES, "--stage", "2"], "unrecognized arguments"),
+    (["simulate", "2bw", *SIZES, "--latency", "-1"], "must be a number from 0"),
+    (["simulate", "2bw", *SIZES, "--forward", "nan"], "must be a number from 0"),
+    (["simulate", "2bw", *SIZES, "--forward", "0", "--backward", "0"], "needs time to pass"),
+    (["simulate", "2bw", *SIZES, "--minibatches", "0"], "minibatches must be a whole number"),
+    (["simulate", "2bw", *SIZES, "--costs", "none.json"], "can't be read"),
+    (["simulate", "none.csv"], "can't be read: No such file"),
+    (["simulate", "none:function", *SIZES], "can't be imported"),
+    (["simulate", "none.py:function", *SIZES], "is not there"),
+    (["simulate", "json:dumps", *SIZES], "json:dumps failed (TypeError"),
+    (["simulate", "json:nothing", *SIZES], "has no 'nothing'"),
+    (["draw", "2bw", *SIZES, "-o", "x.png"], "ends in .svg, .html, .json"),
+    (["draw", "2bw", *SIZES, "-o", "none/x.svg"], "can't be written"),
+    (["draw", "2bw", *SIZES, "--width", "3"], "width"),
+    (["draw", "2bw", *SIZES, "--width", "-5"], "width"),
+    (["draw", "2bw", *SIZES, "--colour", "pink"], "invalid choice"),
+    (["draw", "2bw", *SIZES, "-o", "x.html", "--until", "3"], "--until is for .svg"),
+    (["draw", "2bw", *SIZES, "-o", "x.svg", "--until", "-3"], "must be above 0"),
+    (["check", "2bw", *SIZES, "-o", "x.svg"], "ends in .csv"),
+    (["check", "2bw", *SIZES, "--slots", "0"], "slots must be a whole number"),
+    (["check", "2bw", *SIZES, "--in-flight", "2"], "holds 3 micro-batches in flight"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_gets_one_clear_line_and_exit_code_2(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("weft: ")
+    assert words in captured.err.splitlines()[0]
+    grid = captured.err.splitlines()[1:]
+    assert all("rank" in line for line in grid)  # nothing but the grid of a broken rule may follow
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_file_shows_the_grid(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+    for command in ("check", "simulate", "draw"):
+        assert main([command, str(path)]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert "no deadlock" in lines[0]
+        assert lines[1].startswith("> rank 0  0F0 [0B0]")
+    assert main(["check", str(path), "--stages", "3"]) == 2
+    assert "leave --stages out" in capsys.readouterr().err
+
+
+def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "weft", *arguments], text=True, timeout=60, **more)
+
+
+def test_as_a_module_with_version_and_help() -> None:
+    version = run("--version", capture_output=True)
+    assert (version.returncode, version.stdout) == (0, f"weft {weft.__version__}\n")
+    text = run("--help", capture_output=True).stdout
+    assert all(command in text for command in ("schedules", "draw", "simulate", "check"))
+    assert run("simulate", "--help", capture_output=True).returncode == 0
+    assert run("simulate", "nope", *SIZES, capture_output=True).returncode == 2
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run(
+        "simulate", "2bw", "--stages", "64", "--microbatches", "64", "--json", stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,68 @@
+"""The README is true: its commands run, its snippets run, its links lead somewhere."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from weft.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("weft ")]
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 10
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_runs(command: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = 2 if "exits with 2" in command else 0
+    words = shlex.split(command, comments=True)
+    assert main(words[1:]) == expected
+    captured = capsys.readouterr()
+    assert captured.err if expected else captured.out
+    if "-o" in words:
+        assert (copy / words[words.index("-o") + 1]).stat().st_size > 0
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_every_snippet_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(blocks("python")[number], f"README snippet {number}", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def test_the_costs_of_the_readme_are_costs(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "costs.json").write_text(blocks("json")[0])
+    assert main(["simulate", "1f1b", "--stages", "2", "--microbatches", "4", "--costs", "costs.json"]) == 0
+    assert "bubble" in capsys.readouterr().out
+
+
+def test_the_make_targets_are_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE)
+    assert targets == ["train", "test"]
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
