@@ -9,14 +9,18 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from weft import __version__
+from weft import draw as pictures
+from weft import schedule as by_name
+from weft import simulate as run_simulation
 from weft.errors import WeftError
-
-if TYPE_CHECKING:
-    from weft.schedule import Schedule
-    from weft.simulate import Cost
+from weft.output import write_text
+from weft.schedule import METHODS, RULES, Schedule, load_csv, verify, write_csv
+from weft.schedule.core import count
+from weft.schedule.load import load_function
+from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, timeline
 
 MISTAKE = 2  # exit code for a user's mistake
 INTERRUPTED = 130
@@ -42,8 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def schedules(arguments: argparse.Namespace) -> None:
     """List the methods."""
-    from weft.schedule import METHODS
-
     if arguments.json:
         _print_json(
             [
@@ -75,9 +77,6 @@ def schedules(arguments: argparse.Namespace) -> None:
 
 def draw(arguments: argparse.Namespace) -> None:
     """Draw a schedule: in the terminal, or into a file."""
-    from weft import draw as pictures
-    from weft.simulate import simulate, timeline
-
     schedule = _schedule(arguments)
     cost = _cost(arguments, schedule)
     if arguments.output is None and not arguments.json:
@@ -87,11 +86,9 @@ def draw(arguments: argparse.Namespace) -> None:
         return
     shown = timeline(schedule, cost, minibatches=arguments.minibatches or 3)
     if arguments.output is not None:
-        from weft.output import write_text
-
         writers: dict[str, Callable[[], str]] = {
             ".svg": lambda: pictures.svg(shown, until=arguments.until),
-            ".html": lambda: pictures.html(shown, _headline(simulate(schedule, cost).as_dict())),
+            ".html": lambda: pictures.html(shown, _headline(run_simulation(schedule, cost).as_dict())),
             ".json": lambda: pictures.trace(shown),
         }
         ending = os.path.splitext(arguments.output)[1].lower()
@@ -111,16 +108,13 @@ def draw(arguments: argparse.Namespace) -> None:
             }
         )
     else:
-        print(f"{arguments.output}: {schedule.title}, {shown.minibatches} mini-batches")
+        print(f"{arguments.output}: {schedule.title}, {count(shown.minibatches, 'mini-batch')}")
 
 
 def simulate(arguments: argparse.Namespace) -> None:
     """Simulate a schedule: time, memory, delay, traffic."""
-    from weft.simulate import CATEGORIES
-    from weft.simulate import simulate as run
-
     schedule = _schedule(arguments)
-    figures = run(schedule, _cost(arguments, schedule), minibatches=arguments.minibatches).as_dict()
+    figures = run_simulation(schedule, _cost(arguments, schedule), minibatches=arguments.minibatches).as_dict()
     if arguments.json:
         _print_json(figures)
         return
@@ -142,13 +136,9 @@ def simulate(arguments: argparse.Namespace) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Verify a schedule against every rule; write it as CSV if asked."""
-    from weft.schedule import RULES, verify, write_csv
-
     schedule = _schedule(arguments, verified=False)
     verdict = verify(schedule, slots=arguments.slots, in_flight=arguments.in_flight)
     if arguments.output is not None:
-        from weft.output import write_text
-
         if not arguments.output.endswith(".csv"):
             raise WeftError(f"-o takes a file that ends in .csv (got {arguments.output}); weft draw makes pictures")
         write_text(arguments.output, write_csv(schedule))
@@ -167,7 +157,9 @@ def check(arguments: argparse.Namespace) -> None:
             }
         )
         return
-    print(f"{schedule.title}: every rule holds ({verdict.actions} actions of {verdict.minibatches} mini-batches run)")
+    print(
+        f"{schedule.title}: every rule holds ({verdict.actions} actions of {count(verdict.minibatches, 'mini-batch')} run)"
+    )
     _print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
     if "law" not in verdict.rules:
         print("law: no law is known for this schedule; its versions exist, live and die as they should")
@@ -275,10 +267,6 @@ def _whole(text: str) -> int:
 
 def _schedule(arguments: argparse.Namespace, *, verified: bool = True) -> Schedule:
     """The schedule that the arguments name; a user's own is verified, unless the caller will do that."""
-    from weft.schedule import load_csv, verify
-    from weft.schedule import schedule as by_name
-    from weft.schedule.load import load_function
-
     name: str = arguments.name
     options = {key: getattr(arguments, key) for key in ("chunks", "warmup", "versions", "vertical_sync")}
     options = {key: value for key, value in options.items() if value is not None}
@@ -300,8 +288,6 @@ def _schedule(arguments: argparse.Namespace, *, verified: bool = True) -> Schedu
 
 
 def _cost(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
-    from weft.simulate import Cost, Link
-
     given = {key: value for key, value in vars(arguments).items() if value is not None}
     stage = {one: given[one] for one in _STAGE_COSTS if one in given}
     link = {one.name: given[one.name] for one in fields(Link) if one.name in given}
@@ -344,7 +330,7 @@ def _enough(schedule: Schedule, cost: Cost, width: int) -> int:
     return 2 + int(columns * unit / (work * schedule.microbatches)) if work else 2
 
 
-def _of_rank(schedule: Schedule, cost: Cost, rank: int) -> list[Any]:
+def _of_rank(schedule: Schedule, cost: Cost, rank: int) -> list[ChunkCost]:
     return [cost.chunks[chunk] for chunk in schedule.chunks_of(rank)]
 
 
@@ -363,12 +349,8 @@ def _headline(figures: dict[str, Any]) -> dict[str, str]:
 
 def _colour(arguments: argparse.Namespace) -> bool:
     if arguments.colour == "auto":
-        return _is_terminal(sys.stdout) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return bool(arguments.colour == "always")
-
-
-def _is_terminal(stream: IO[str]) -> bool:
-    return stream.isatty()
 
 
 def _print_json(data: object) -> None:

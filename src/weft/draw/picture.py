@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from html import escape
 
 from weft.draw.look import IDLE, Look, Style, at_most, mark, number, version
 from weft.errors import WeftError
