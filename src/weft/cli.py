@@ -157,9 +157,8 @@ def check(arguments: argparse.Namespace) -> None:
             }
         )
         return
-    print(
-        f"{schedule.title}: every rule holds ({verdict.actions} actions of {count(verdict.minibatches, 'mini-batch')} run)"
-    )
+    window = count(verdict.minibatches, "mini-batch")
+    print(f"{schedule.title}: every rule holds ({verdict.actions} actions of {window} run)")
     _print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
     if "law" not in verdict.rules:
         print("law: no law is known for this schedule; its versions exist, live and die as they should")
