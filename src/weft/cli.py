@@ -80,11 +80,12 @@ def draw(arguments: argparse.Namespace) -> None:
     schedule = _schedule(arguments)
     cost = _cost(arguments, schedule)
     if arguments.output is None and not arguments.json:
-        width = arguments.width or shutil.get_terminal_size(fallback=(120, 24)).columns
-        shown = timeline(schedule, cost, minibatches=arguments.minibatches or _enough(schedule, cost, width))
+        width = _or(arguments.width, shutil.get_terminal_size(fallback=(120, 24)).columns)
+        minibatches = _or(arguments.minibatches, _enough(schedule, cost, width))
+        shown = timeline(schedule, cost, minibatches=minibatches)
         print(pictures.grid(shown, width=width, colour=_colour(arguments), versions=arguments.show_versions))
         return
-    shown = timeline(schedule, cost, minibatches=arguments.minibatches or 3)
+    shown = timeline(schedule, cost, minibatches=_or(arguments.minibatches, 3))
     if arguments.output is not None:
         writers: dict[str, Callable[[], str]] = {
             ".svg": lambda: pictures.svg(shown, until=arguments.until),
@@ -316,6 +317,10 @@ _STAGE_COSTS = (
     "optimizer_bytes",
     "recompute",
 )
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
 
 
 def _enough(schedule: Schedule, cost: Cost, width: int) -> int:

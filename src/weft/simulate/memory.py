@@ -19,7 +19,7 @@ import numpy.typing as npt
 from weft.schedule import Op, Program
 from weft.schedule.actions import BACKWARDS, RETIRING, is_any
 from weft.simulate.cost import Cost
-from weft.simulate.machine import Cycle, Floats, durations
+from weft.simulate.machine import Cycle, Floats, Ints, durations
 
 CATEGORIES = ("weights", "extra_versions", "gradients", "optimizer", "activations", "buffers")
 
@@ -45,7 +45,7 @@ def measure(program: Program, cost: Cost, cycles: list[Cycle]) -> list[RankMemor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Sizes:
-    """What an op in a chunk takes and gives, op x chunk in bytes; `weight` and so on are a chunk's own."""
+    """What an op in a chunk takes and gives, by kind (`op * chunks + chunk`); `weight` and so on are a chunk's own."""
 
     weight: Floats
     optimizer: Floats
@@ -54,6 +54,8 @@ class _Sizes:
     drops: Floats  # activations that go with its end
     handed: Floats  # the input that it takes over from its neighbour
     spent: Floats  # its time
+    flies: npt.NDArray[np.int8]  # micro-batches in flight: 1 more with its start
+    lands: npt.NDArray[np.int8]  # 1 less with its end
 
     @classmethod
     def of(cls, program: Program, cost: Cost) -> _Sizes:
@@ -64,62 +66,70 @@ class _Sizes:
         kept = np.where(column("recompute"), inputs, whole)  # from forward to backward
         keeps, drops, handed = (np.zeros(program.needs.shape) for _ in range(3))
         keeps[Op.F], keeps[Op.B], keeps[Op.I] = kept, whole - kept, whole - kept
-        drops[Op.B], drops[Op.W] = whole, whole
+        drops[RETIRING, :] = whole
         handed[Op.F, 1:] = inputs[1:]
-        for op in BACKWARDS:
-            handed[op, :-1] = inputs[1:]
+        handed[BACKWARDS, :-1] = inputs[1:]
+        op = np.repeat(np.arange(len(Op), dtype=np.int8), len(cost.chunks))
         return cls(
             weight=column("weight_bytes"),
             optimizer=column("optimizer_bytes"),
             gradient=column("gradient_bytes"),
-            keeps=keeps,
-            drops=drops,
-            handed=handed,
-            spent=durations(cost),
+            keeps=keeps.ravel(),
+            drops=drops.ravel(),
+            handed=handed.ravel(),
+            spent=durations(cost).ravel(),
+            flies=(op == Op.F).astype(np.int8),
+            lands=is_any(op, RETIRING).astype(np.int8),
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ran:
-    """The rows that a rank ran, in order, over all cycles."""
+    """The rows that a rank ran, in order, over all cycles; the moments are places among them."""
 
     chunks: list[int]
-    op: npt.NDArray[np.int8]
+    kind: npt.NDArray[np.int32]
     chunk: npt.NDArray[np.int16]
     end: Floats
     arrived: Floats | None
-    opens: npt.NDArray[np.bool_]  # a mini-batch's first weight gradient in its chunk
-    dies: npt.NDArray[np.bool_]
-    predicts: npt.NDArray[np.bool_]
-    forgets: npt.NDArray[np.bool_]
+    opens: Ints  # a mini-batch's first weight gradient in its chunk
+    updates: Ints
+    dies: Ints  # the version read (or, by an update, replaced)
+    predicts: Ints
+    forgets: Ints
 
     @classmethod
     def of(cls, program: Program, cycles: list[Cycle], rank: int) -> _Ran:
         live = [cycle.live[rank] for cycle in cycles]
+        op, chunk = program.op[rank], program.chunk[rank]
+        # in cycle c a row reads version + c; below 0 that is the first version, which later readers share
+        version = program.batch[rank] - program.delay[rank]
 
         def over(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return np.concatenate([column[: one.size][one] for one in live])
 
+        def moments(flag: npt.NDArray[np.bool_]) -> Ints:
+            return np.flatnonzero(over(flag))
+
         def ran(columns: list[Floats]) -> Floats:
             return np.concatenate([column[rank, one] for column, one in zip(columns, live, strict=True)])
 
-        version = program.batch[rank] - program.delay[rank]  # plus the cycle; below 0 it is the first one, shared
+        dies = [
+            (program.dies[rank] & (version >= -cycle.number))[: one.size][one]
+            for cycle, one in zip(cycles, live, strict=True)
+        ]
         arrived = [cycle.arrived for cycle in cycles if cycle.arrived is not None]
         return cls(
             chunks=program.schedule.chunks_of(rank),
-            op=over(program.op[rank]),
-            chunk=over(program.chunk[rank]),
+            kind=over(op * np.int32(program.schedule.chunks) + chunk),
+            chunk=over(chunk),
             end=ran([cycle.end for cycle in cycles]),
             arrived=ran(arrived) if arrived else None,
-            opens=over(_opens(program, rank)),
-            dies=np.concatenate(
-                [
-                    (program.dies[rank] & (version >= -cycle.number))[: one.size][one]
-                    for cycle, one in zip(cycles, live, strict=True)
-                ]
-            ),
-            predicts=over(program.predicts[rank]),
-            forgets=over(program.forgets[rank]),
+            opens=moments(_opens(program, rank)),
+            updates=moments(op == Op.U),
+            dies=np.flatnonzero(np.concatenate(dies)),
+            predicts=moments(program.predicts[rank]),
+            forgets=moments(program.forgets[rank]),
         )
 
 
@@ -135,51 +145,64 @@ def _opens(program: Program, rank: int) -> npt.NDArray[np.bool_]:
 
 
 def _measure_rank(ran: _Ran, sizes: _Sizes) -> RankMemory:
-    forward, update = ran.op == Op.F, ran.op == Op.U
-    retiring = is_any(ran.op, RETIRING)
-    weight, gradient = sizes.weight[ran.chunk], sizes.gradient[ran.chunk]
-    grows = {  # by how much when a row starts, and when it has ended
-        "extra_versions": (0.0, weight * (update.astype(np.int8) - ran.dies)),
-        "gradients": (gradient * ran.opens, -gradient * update),
-        "activations": (sizes.keeps[ran.op, ran.chunk], -sizes.drops[ran.op, ran.chunk]),
-        "buffers": (weight * ran.predicts, -weight * ran.forgets),
-    }
-    during, after = {}, {}
-    for name, (starts, ends) in grows.items():
-        after[name] = np.cumsum(starts + ends)
-        during[name] = after[name] - ends
+    weight, gradient = sizes.weight, sizes.gradient
+    starts, ends = sizes.keeps[ran.kind], -sizes.drops[ran.kind]
+    changes = [  # category, moments, whether with the row's start, by how much
+        ("gradients", ran.opens, True, gradient[ran.chunk[ran.opens]]),
+        ("gradients", ran.updates, False, -gradient[ran.chunk[ran.updates]]),
+        ("extra_versions", ran.updates, False, weight[ran.chunk[ran.updates]]),
+        ("extra_versions", ran.dies, False, -weight[ran.chunk[ran.dies]]),
+        ("buffers", ran.predicts, True, weight[ran.chunk[ran.predicts]]),
+        ("buffers", ran.forgets, False, -weight[ran.chunk[ran.forgets]]),
+    ]
+    for _, moments, with_start, by in changes:
+        (starts if with_start else ends)[moments] += by
+    after = np.cumsum(starts + ends)
+    during = after - ends
+    at_end = at_start = np.zeros(1)
     if ran.arrived is not None:
-        waits_at_end, waits_at_start = _waiting(ran, ran.arrived, sizes)
-        during["buffers"], after["buffers"] = during["buffers"] + waits_at_end, after["buffers"] + waits_at_start
+        at_end, at_start = _waiting(ran, ran.arrived, sizes)
+        during, after = during + at_end, after + at_start
 
-    totals = [np.sum(list(held.values()), axis=0) for held in (during, after)]
-    held, total = max(zip((during, after), totals, strict=True), key=lambda one: one[1].max())
-    at_peak = {name: values[total.argmax()] for name, values in held.items()}
-    at_peak |= {"weights": sizes.weight[ran.chunks].sum(), "optimizer": sizes.optimizer[ran.chunks].sum()}
-    in_flight = np.cumsum(forward.astype(np.int8) - retiring, dtype=np.int32) + retiring
+    while_running = bool(during.max() >= after.max())  # else the peak is between two rows
+    place = int((during if while_running else after).argmax())
+    peak = dict.fromkeys(CATEGORIES, 0.0)
+    peak["weights"], peak["optimizer"] = weight[ran.chunks].sum(), sizes.optimizer[ran.chunks].sum()
+    for name, moments, with_start, by in changes:
+        peak[name] += by[(moments < place) | ((moments == place) & (with_start or not while_running))].sum()
+    kinds = ran.kind[: place + 1]
+    gone = kinds[:-1] if while_running else kinds
+    peak["activations"] = sizes.keeps[kinds].sum() - sizes.drops[gone].sum()
+    if ran.arrived is not None:
+        peak["buffers"] += (at_end if while_running else at_start)[place]
+    flies, lands = sizes.flies[ran.kind], sizes.lands[ran.kind]
     return RankMemory(
-        bytes={name: float(at_peak[name]) for name in CATEGORIES},
-        in_flight=float(in_flight.max()) / len(ran.chunks),
+        bytes={name: float(value) for name, value in peak.items()},
+        in_flight=int((np.cumsum(flies - lands, dtype=np.int32) + lands).max()) / len(ran.chunks),
         versions={one: 1 + _most_extra(ran, one) for one in ran.chunks},
     )
 
 
 def _most_extra(ran: _Ran, chunk: int) -> int:
     """Versions of a chunk beyond the newest, at the most."""
-    changes = np.flatnonzero((ran.chunk == chunk) & ((ran.op == Op.U) | ran.dies))
-    made = (ran.op[changes] == Op.U).astype(int)
-    return int(np.cumsum(made - ran.dies[changes]).max(initial=0))
+    made, dead = (moments[ran.chunk[moments] == chunk] for moments in (ran.updates, ran.dies))
+    moments = np.concatenate([made, dead])
+    order = moments.argsort(kind="stable")
+    changes = np.repeat([1, -1], [made.size, dead.size])[order]
+    # a version that dies in the update which replaces it was never beside the newest
+    return int((np.cumsum(changes) - np.isin(moments[order], dead) * (changes == 1)).max(initial=0))
 
 
 def _waiting(ran: _Ran, arrived: Floats, sizes: _Sizes) -> tuple[Floats, Floats]:
     """Bytes that have arrived and wait: at each row's end, and just before the next row's start."""
-    size = np.where(arrived > -np.inf, sizes.handed[ran.op, ran.chunk], 0.0)
+    size = np.where(arrived > -np.inf, sizes.handed[ran.kind], 0.0)
     messages = np.flatnonzero(size)
     order = messages[arrived[messages].argsort(kind="stable")]
     times, there = arrived[order], np.concatenate([[0.0], np.cumsum(size[order])])
     taken = np.cumsum(size)
-    next_start = np.append((ran.end - sizes.spent[ran.op, ran.chunk])[1:], ran.end[-1])
-    return (
-        there[np.searchsorted(times, ran.end, side="right")] - taken,
-        there[np.searchsorted(times, next_start, side="right")] - taken,
-    )
+    at_end = there[np.searchsorted(times, ran.end, side="right")] - taken
+    next_start = np.append((ran.end - sizes.spent[ran.kind])[1:], ran.end[-1])
+    at_start = at_end.copy()
+    idle = np.flatnonzero(next_start > ran.end)  # else nothing can arrive between the two
+    at_start[idle] = there[np.searchsorted(times, next_start[idle], side="right")] - taken[idle]
+    return at_end, at_start
