@@ -143,6 +143,8 @@ BAD: list[tuple[list[str], str]] = [
     (["draw", "2bw", *SIZES, "-o", "none/x.svg"], "can't be written"),
     (["draw", "2bw", *SIZES, "--width", "3"], "width"),
     (["draw", "2bw", *SIZES, "--width", "-5"], "width"),
+    (["draw", "2bw", *SIZES, "--width", "0"], "width"),
+    (["draw", "2bw", *SIZES, "--minibatches", "0"], "minibatches must be a whole number"),
     (["draw", "2bw", *SIZES, "--colour", "pink"], "invalid choice"),
     (["draw", "2bw", *SIZES, "-o", "x.html", "--until", "3"], "--until is for .svg"),
     (["draw", "2bw", *SIZES, "-o", "x.svg", "--until", "-3"], "must be above 0"),

@@ -15,6 +15,7 @@ from weft.schedule.actions import Op
 from weft.schedule.lower import Program, Step
 
 Message: TypeAlias = "tuple[str, int, int]"  # pass, chunk that takes it, micro-batch
+Visit: TypeAlias = Callable[[int, Step], None]
 
 
 class Exchange:
@@ -25,27 +26,32 @@ class Exchange:
         self.steps = [list(program.steps(rank, minibatches=minibatches)) for rank in ranks]
         self.needs, self.feeds = program.needs.tolist(), program.feeds.tolist()
 
-    def run(self, visit: Callable[[int, Step], None], *, slots: int | None = None) -> dict[int, int]:
-        """Run all steps; `visit` sees each one. Returns the place of every rank that is stuck: none, if well."""
-        self.slots, self.fullest = slots, 0
+    def run(self, visit: Visit | None = None, *, slots: int | None = None, by_cycle: bool = False) -> dict[int, int]:
+        """Run all steps; `visit` sees each one. Returns the place of every rank that is stuck: none, if well.
+
+        `by_cycle`: no rank begins a cycle before all have ended the last, for what a mini-batch brings must be
+        enough to run its cycle.
+        """
+        self.visit, self.slots, self.fullest = visit, slots, 0
         self.at = [0] * len(self.steps)
         self.links: dict[tuple[int, int], set[Message]] = defaultdict(set)
         self.unsent: dict[int, Message] = {}
-        moved = True
-        while moved:
-            moved = False
-            for rank in range(len(self.steps)):
-                while self._step(rank, visit):
-                    moved = True
-        return {rank: at for rank, at in enumerate(self.at) if at < len(self.steps[rank]) or rank in self.unsent}
+        last = max(step.cycle for steps in self.steps for step in steps[-1:])
+        for self.cycle in range(last + 1) if by_cycle else [last]:
+            while sum(self._advance(rank) for rank in range(len(self.steps))):
+                pass  # until none of them can go on
+            stuck = {rank: at for rank, at in enumerate(self.at) if rank in self.unsent or self._next(rank) is not None}
+            if stuck:
+                return stuck
+        return {}
 
     def needed_slots(self) -> int:
         """The fewest slots a link with which the window runs to its end."""
-        self.run(lambda rank, step: None)
+        self.run()
         low, high = 1, max(1, self.fullest)
         while low < high:
             middle = (low + high) // 2
-            if self.run(lambda rank, step: None, slots=middle):
+            if self.run(slots=middle):
                 low = middle + 1
             else:
                 high = middle
@@ -58,24 +64,35 @@ class Exchange:
             return f"to send the {kind} of micro-batch {index} to chunk {chunk}: the link's {self.slots} slots are full"
         return f"before {self.steps[rank][self.at[rank]].action} for its input"
 
-    def _step(self, rank: int, visit: Callable[[int, Step], None]) -> bool:
-        """Run a rank's next action, if it can be run."""
-        if (rank in self.unsent and not self._send(rank)) or self.at[rank] == len(self.steps[rank]):
-            return False
-        step = self.steps[rank][self.at[rank]]
-        op, chunk, index = step.action
-        kind = pass_of(step)
-        if self.needs[op][chunk] >= 0:
-            link = self.links[rank if step.source < 0 else step.source, rank]
-            if (kind, chunk, index) not in link:
-                return False
-            link.remove((kind, chunk, index))
-        visit(rank, step)
-        self.at[rank] += 1
-        if self.feeds[op][chunk] >= 0:
-            self.unsent[rank] = (kind, self.feeds[op][chunk], index)
-            self._send(rank)
-        return True
+    def _next(self, rank: int) -> Step | None:
+        """What a rank has to run next in this cycle."""
+        at, steps = self.at[rank], self.steps[rank]
+        return steps[at] if at < len(steps) and steps[at].cycle <= self.cycle else None
+
+    def _advance(self, rank: int) -> int:
+        """Let a rank go as far as it can; how many steps and sends that were."""
+        moved = 0
+        while True:
+            if rank in self.unsent:
+                if not self._send(rank):
+                    return moved
+                moved += 1
+            step = self._next(rank)
+            if step is None:
+                return moved
+            op, chunk, index = step.action
+            kind = pass_of(step)
+            if self.needs[op][chunk] >= 0:
+                link = self.links[rank if step.source < 0 else step.source, rank]
+                if (kind, chunk, index) not in link:
+                    return moved
+                link.remove((kind, chunk, index))
+            if self.visit is not None:
+                self.visit(rank, step)
+            self.at[rank] += 1
+            moved += 1
+            if self.feeds[op][chunk] >= 0:
+                self.unsent[rank] = (kind, self.feeds[op][chunk], index)
 
     def _send(self, rank: int) -> bool:
         message = self.unsent[rank]

@@ -1,6 +1,7 @@
 """From what an author writes to what everybody reads: the passes that complete a schedule.
 
     updates      a chunk without updates gets one behind the last backward of each mini-batch
+    alignment    cycles count so that a rank's youngest mini-batch in cycle `c` is `c`
     reads        how far behind each pass reads (`delay`), how far ahead it predicts, and which row predicts
     deaths       the row after which a version, or a prediction, is never read again
     hand-overs   which chunk's output an action needs, and which chunk takes its own
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from weft.schedule.actions import ANY_BACKWARD, BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, is_any, join
 from weft.schedule.core import Schedule
-from weft.schedule.weights import of_chunk
+from weft.schedule.weights import Weights, of_chunk
 
 Ints: TypeAlias = npt.NDArray[np.integer]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -39,6 +40,7 @@ class Step(NamedTuple):
     forgets: bool  # the prediction is not read again
     source: int  # rank that its input comes from by message, or -1
     target: int  # rank that its output goes to by message, or -1
+    cycle: int
     row: int  # its place in the stream
 
     def __str__(self) -> str:
@@ -91,13 +93,14 @@ class Program:
                     forgets=forgets,
                     source=-1 if needs < 0 or placement[needs] == rank else placement[needs],
                     target=-1 if feeds < 0 or placement[feeds] == rank else placement[feeds],
+                    cycle=cycle,
                     row=row,
                 )
 
 
 def lower(schedule: Schedule) -> Program:
     """Run all passes over a schedule."""
-    streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
+    streams = [_aligned(_with_updates(rows, schedule.microbatches), schedule.microbatches) for rows in schedule.streams]
     shape = (schedule.stages, max(map(len, streams)))
     needs, feeds = _hand_overs(schedule.chunks)
     program = Program(
@@ -135,8 +138,21 @@ def _with_updates(rows: Rows, microbatches: int) -> Rows:
     return np.insert(rows, places, join(*updates)) if updates else rows
 
 
+def _aligned(rows: Rows, microbatches: int) -> Rows:
+    """Pass 2: a stream has no beginning of its own; let its youngest mini-batch be that of the cycle."""
+    if not rows.size:
+        return rows
+    update = rows["op"] == Op.U
+    late = int(np.where(update, rows["index"], rows["index"] // microbatches).max())
+    if late == 0:
+        return rows
+    rows = rows.copy()
+    rows["index"] -= late * np.where(update, 1, microbatches).astype(np.int32)
+    return rows
+
+
 def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.generic]]:
-    """Passes 2 and 3 for the stream of one rank."""
+    """Passes 3 and 4 for the stream of one rank."""
     op, chunk, index = (np.ascontiguousarray(rows[name]) for name in ("op", "chunk", "index"))
     batch = np.where(op == Op.U, index, index // schedule.microbatches)
     zeros = np.zeros(len(rows), np.int16)
@@ -145,12 +161,15 @@ def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.gene
         columns[name] = np.zeros(len(rows), np.bool_)
     for one in np.unique(chunk).tolist():
         _reads(columns, np.flatnonzero(chunk == one), one, schedule)
-        _deaths(columns, np.flatnonzero(chunk == one))
+        _deaths(columns, np.flatnonzero(chunk == one), schedule.weights)
     return columns
 
 
 def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedule: Schedule) -> None:
-    """Pass 2: `delay`, `ahead` and `predicts` of one chunk's rows (`mine` are their places)."""
+    """Pass 3: `delay`, `ahead` and `predicts` of one chunk's rows (`mine` are their places).
+
+    A backward in two halves reads once: its W has the weights of its I.
+    """
     weights, microbatches = schedule.weights, schedule.microbatches
     op, batch, j = columns["op"][mine], columns["batch"][mine], columns["index"][mine] % microbatches
     forward, backward = op == Op.F, is_any(op, ANY_BACKWARD)
@@ -158,7 +177,7 @@ def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedul
     delay, ahead, predicts = np.zeros_like(batch), np.zeros_like(batch), np.zeros(len(mine), np.bool_)
 
     def choose(mask: Bools, wanted: int | None, steps: int) -> None:
-        first = mask & (j == 0) & (op != Op.W)
+        first = mask & (j == 0)
         own = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
         delay[mask] = own[mask] if wanted is None else wanted
         ahead[mask] = steps
@@ -167,12 +186,14 @@ def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedul
 
     choose(forward, None if weights.delay is None else of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
     if weights.backward == "newest":
-        choose(backward, None, of_chunk(weights.ahead_backward, chunk))
+        choose(backward & (op != Op.W), None, of_chunk(weights.ahead_backward, chunk))
+        source, readers = is_any(op, BACKWARDS), op == Op.W
     else:
-        by_microbatch = np.zeros(microbatches, batch.dtype)
-        by_microbatch[j[forward]] = delay[forward]
-        delay[backward] = by_microbatch[j[backward]]
-        ahead[backward] = of_chunk(weights.ahead, chunk)
+        source, readers = forward, backward
+    if readers.any():
+        by_microbatch = np.zeros((2, microbatches), batch.dtype)
+        by_microbatch[:, j[source]] = delay[source], ahead[source]
+        delay[readers], ahead[readers] = by_microbatch[:, j[readers]]
     columns["delay"][mine], columns["ahead"][mine], columns["predicts"][mine] = delay, ahead, predicts
 
 
@@ -185,38 +206,41 @@ def _newest(op: Ints, batch: Ints) -> Ints:
     return newest
 
 
-def _deaths(columns: dict[str, npt.NDArray[Any]], mine: Ints) -> None:
-    """Pass 3: `dies` and `forgets` of one chunk's rows.
+def _deaths(columns: dict[str, npt.NDArray[Any]], mine: Ints, weights: Weights) -> None:
+    """Pass 4: `dies` and `forgets` of one chunk's rows.
 
     Version `v` is read in cycle `v + delay - batch`; what counts is the read that comes last of all cycles. A
     version whose last read comes before the update that replaces it dies in that update, which may then
     write in place.
     """
-    op, batch = columns["op"][mine], columns["batch"][mine]
+    op, batch = columns["op"][mine], columns["batch"][mine].astype(np.int64)
     delay, ahead, predicts = (columns[name][mine] for name in ("delay", "ahead", "predicts"))
     place, height = mine.astype(np.int64), len(columns["op"])
     updates = np.flatnonzero(op == Op.U)
     reads = np.flatnonzero((op != Op.U) & ((ahead == 0) | predicts))
     if updates.size and reads.size:
-        when = (delay[reads].astype(np.int64) - batch[reads]) * height + place[reads]
+        when = (delay[reads] - batch[reads]) * height + place[reads]
         replaced = -int(batch[updates[0]]) * height + int(place[updates[0]])
         last = reads[when.argmax()] if when.max() > replaced else updates[0]
         columns["dies"][mine[last]] = True
 
-    readers = np.flatnonzero((op != Op.U) & (ahead > 0))
-    own = predicts[readers].all()  # each prediction serves the row that made it
-    columns["forgets"][mine[readers]] = own
-    if own:
+    users = np.flatnonzero((op != Op.U) & (ahead > 0))
+    if not users.size:
         return
-    forward = op[readers] == Op.F
-    shared = not (predicts[readers] & ~forward).any()  # the backwards reuse what the forward predicted
-    for group in [readers] if shared else [readers[forward], readers[~forward]]:
-        if group.size:
-            columns["forgets"][mine[group[(place[group] - batch[group].astype(np.int64) * height).argmax()]]] = True
+    forward = op[users] == Op.F
+    shared = weights.backward == "forward"  # the backwards reuse what the forward predicted
+    for group in [users] if shared else [users[forward], users[~forward]]:
+        if not group.size:
+            continue
+        if weights.bellwether:
+            group = group[[(place[group] - batch[group] * height).argmax()]]
+        elif not (op[group] == Op.F).all():
+            group = group[is_any(op[group], RETIRING)]
+        columns["forgets"][mine[group]] = True
 
 
 def _hand_overs(chunks: int) -> tuple[Ints, Ints]:
-    """Pass 4: whose output an op in a chunk needs, and who takes its own."""
+    """Pass 5: whose output an op in a chunk needs, and who takes its own."""
     needs = np.full((len(Op), chunks), -1)
     feeds = needs.copy()
     before, behind = np.arange(chunks) - 1, np.append(np.arange(1, chunks), -1)

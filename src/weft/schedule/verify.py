@@ -76,21 +76,21 @@ def verify_program(program: Program, *, slots: int | None = None, in_flight: flo
 def _check_streams(program: Program) -> None:
     """What can be seen in the streams alone: placement, exactly once, one update."""
     schedule = program.schedule
-    columns = (program.op, program.chunk, program.index, program.batch)
+    columns = (program.op, program.chunk, program.index)
     streams = [
         [row for row in zip(*(column[rank].tolist() for column in columns), strict=True) if row[0] != NONE]
         for rank in range(schedule.stages)
     ]
 
     def fail(rule: str, problem: str, rank: int, place: int = -1) -> NoReturn:
-        cells = [[str(Action(Op(op), chunk, index)) for op, chunk, index, _ in rows] for rows in streams]
+        cells = [[str(Action(Op(op), chunk, index)) for op, chunk, index in rows] for rows in streams]
         raise _error(schedule, rule, problem, order_grid(cells, {rank: place}))
 
     found: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
     for rank, rows in enumerate(streams):
         if not schedule.chunks_of(rank):
             fail("placement", f"rank {rank} holds no chunk", rank)
-        for place, (op, chunk, index, batch) in enumerate(rows):
+        for place, (op, chunk, index) in enumerate(rows):
             if schedule.placement[chunk] != rank:
                 owner = schedule.placement[chunk]
                 fail("placement", f"rank {rank} runs chunk {chunk}, which lies on rank {owner}", rank, place)
@@ -99,8 +99,6 @@ def _check_streams(program: Program) -> None:
             rule, what = ("updates", "update") if op == Op.U else ("exactly once", f"{Op(op).name} of micro-batch {j}")
             if found[chunk][op, j] > 1:
                 fail(rule, f"chunk {chunk} has the {what} twice in a mini-batch's time", rank, place)
-            if batch > 0:
-                fail(rule, f"chunk {chunk} begins with the {what} of mini-batch {batch}, not 0", rank, place)
     for chunk, rank in enumerate(schedule.placement):
         for j in range(schedule.microbatches):
             have = "".join(op.name for op in Op if op != Op.U and found[chunk][op, j])
@@ -127,7 +125,7 @@ class _Chunk:
     alive: set[int] = field(default_factory=lambda: {0})
     died: dict[int, int] = field(default_factory=dict)  # version -> place in the rank's steps
     last_read: dict[int, int] = field(default_factory=dict)
-    predictions: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # pass, t -> version, ahead
+    predictions: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # -> version, ahead
 
 
 class _Run:
@@ -148,10 +146,17 @@ class _Run:
         self.law: Law | None = LAWS.get(schedule.name)
 
     def all(self) -> None:
-        stuck = self.exchange.run(self._check, slots=self.slots)
+        """Run cycle by cycle, every step checked; then once more as messages block, where that is asked for."""
+        stuck, remedy = self.exchange.run(self._check, by_cycle=True), ""
+        if stuck and not self.exchange.run():
+            stuck = self.exchange.run(by_cycle=True)
+            remedy = f", which comes a cycle later; lower the indices of its stream by {self.schedule.microbatches}"
+        elif not stuck and self.slots is not None:
+            stuck = self.exchange.run(slots=self.slots)
         if stuck:
             first = min(stuck)
-            problem = f"{count(len(stuck), 'rank')} can't go on; rank {first} waits {self.exchange.waits_for(first)}"
+            waits = self.exchange.waits_for(first) + remedy
+            problem = f"{count(len(stuck), 'rank')} can't go on; rank {first} waits {waits}"
             raise _error(self.schedule, "no deadlock", problem, order_grid(self._cells(), stuck))
 
     def fail(self, rule: str, problem: str, rank: int, place: int | None = None) -> NoReturn:
@@ -217,16 +222,21 @@ class _Run:
         if step.dies:
             self._let_go(rank, step.version, chunk)
         if step.predicts and not step.forgets:
-            chunk.predictions[pass_of(step), step.minibatch] = (step.version, step.ahead)
+            chunk.predictions[self._prediction(step)] = (step.version, step.ahead)
 
     def _check_reuse(self, rank: int, step: Step, chunk: _Chunk) -> None:
         """A row that reuses a prediction: of its own pass, or, in the backward, of its forward."""
-        source = (pass_of(step) if self.schedule.weights.backward == "newest" else "forward", step.minibatch)
+        source = self._prediction(step)
         if chunk.predictions.get(source) != (step.version, step.ahead):
             problem = f"{step.action} uses a prediction of mini-batch {step.minibatch} that is not there"
             self.fail("predictions", problem, rank)
         if step.forgets:
             del chunk.predictions[source]
+
+    def _prediction(self, step: Step) -> tuple[str, int]:
+        """Which prediction a step uses: the pass that made it, and the mini-batch or micro-batch that it is for."""
+        own = pass_of(step) if self.schedule.weights.backward == "newest" else "forward"
+        return own, step.minibatch if self.schedule.weights.bellwether else step.action.index
 
     def _check_law(self, rank: int, step: Step) -> None:
         if self.law is None:
@@ -249,8 +259,8 @@ class _Run:
     def check_deaths(self) -> None:
         """After the run: all that the window sees the end of died, versions at the first moment they could."""
         for number, (chunk, rank) in enumerate(zip(self.chunks, self.schedule.placement, strict=True)):
-            for kind, minibatch in chunk.predictions:
-                problem = f"chunk {number} never forgets its {kind} prediction of mini-batch {minibatch}"
+            for kind, _ in chunk.predictions:
+                problem = f"chunk {number} never forgets a {kind} prediction"
                 self.fail("predictions", problem, rank, -1)
             replaced = {
                 step.version - 1: place

@@ -14,6 +14,8 @@ from typing import Any
 from weft.errors import WeftError
 from weft.schedule import Schedule
 
+LARGEST = 1e100  # of any cost: what adds up to more is no number any more
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkCost:
@@ -85,22 +87,33 @@ class Cost:
     ) -> Cost:
         """Equal stages. Times and bytes are a whole stage's and divided among its chunks; only `input_bytes`,
         what crosses from one chunk to the next, is the same wherever the model is cut."""
-        held = [schedule.placement.count(rank) for rank in range(schedule.stages)]
+        whole = ChunkCost(
+            forward=forward,
+            backward_input=backward,  # halved below, once it is known to be a number
+            backward_weight=backward,
+            update=update,
+            activation_bytes=activation_bytes,
+            input_bytes=input_bytes,
+            weight_bytes=weight_bytes,
+            gradient_bytes=gradient_bytes,
+            optimizer_bytes=optimizer_bytes,
+        )
 
         def part(parts: int) -> ChunkCost:
             return ChunkCost(
-                forward=forward / parts,
-                backward_input=backward / 2 / parts,
-                backward_weight=backward / 2 / parts,
-                update=update / parts,
-                activation_bytes=activation_bytes / parts,
-                input_bytes=input_bytes,
-                weight_bytes=weight_bytes / parts,
-                gradient_bytes=gradient_bytes / parts,
-                optimizer_bytes=optimizer_bytes / parts,
+                forward=whole.forward / parts,
+                backward_input=whole.backward_input / 2 / parts,
+                backward_weight=whole.backward_weight / 2 / parts,
+                update=whole.update / parts,
+                activation_bytes=whole.activation_bytes / parts,
+                input_bytes=whole.input_bytes,
+                weight_bytes=whole.weight_bytes / parts,
+                gradient_bytes=whole.gradient_bytes / parts,
+                optimizer_bytes=whole.optimizer_bytes / parts,
                 recompute=recompute,
             )
 
+        held = [schedule.placement.count(rank) for rank in range(schedule.stages)]
         costs = {parts: part(parts) for parts in set(held) if parts}
         return cls(chunks=tuple(costs[held[rank]] for rank in schedule.placement), link=link or Link())
 
@@ -109,10 +122,12 @@ class Cost:
         """`{"chunks": [{"forward": 1.0, …}, …], "link": {…}, "links": {"0-1": {…}}}`"""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as problem:
+        except (ValueError, RecursionError) as problem:
             raise WeftError(f"a cost file is JSON ({problem})") from None
         if not isinstance(data, dict) or not isinstance(data.get("chunks"), list):
             raise WeftError('a cost file is an object with a list "chunks", and may have "link" and "links"')
+        if not isinstance(data.get("links", {}), dict):
+            raise WeftError('"links" is an object such as {"0-1": {"latency": 0.3}}')
         if unknown := set(data) - {"chunks", "link", "links"}:
             raise WeftError(f"a cost file has chunks, link and links only (got {', '.join(sorted(unknown))})")
         return cls(
@@ -141,7 +156,7 @@ def _build(kind: type[Any], values: Any) -> Any:
 
 def _edge(text: str) -> tuple[int, int]:
     sender, _, receiver = text.partition("-")
-    if not (sender.isdigit() and receiver.isdigit()):
+    if not (sender.isdecimal() and receiver.isdecimal()):
         raise WeftError(f'a link is named by its ranks, such as "0-1" (got {text!r})')
     return int(sender), int(receiver)
 
@@ -152,7 +167,8 @@ def _check(cost: ChunkCost | Link) -> None:
         if one.type == "bool":
             if not isinstance(value, bool):
                 raise WeftError(f"{type(cost).__name__}.{one.name} is true or false (got {value!r})")
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise WeftError(f"{type(cost).__name__}.{one.name} must be a number from 0 (got {value!r})")
-        elif math.isinf(value) and one.name != "bandwidth":
-            raise WeftError(f"{type(cost).__name__}.{one.name} must be finite (got {value!r})")
+        elif one.name == "bandwidth" and value == math.inf:
+            continue
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+            shown = f"{value!r}"[:40]
+            raise WeftError(f"{type(cost).__name__}.{one.name} must be a number from 0 to {LARGEST:g} (got {shown})")

@@ -21,6 +21,7 @@ from weft.schedule.actions import BACKWARDS, RETIRING, is_any
 from weft.simulate.cost import Cost
 from weft.simulate.machine import Cycle, Floats, Ints, durations
 
+ROUNDING = 1e-12  # of times, relative to the length of the run
 CATEGORIES = ("weights", "extra_versions", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -200,9 +201,10 @@ def _waiting(ran: _Ran, arrived: Floats, sizes: _Sizes) -> tuple[Floats, Floats]
     order = messages[arrived[messages].argsort(kind="stable")]
     times, there = arrived[order], np.concatenate([[0.0], np.cumsum(size[order])])
     taken = np.cumsum(size)
-    at_end = there[np.searchsorted(times, ran.end, side="right")] - taken
-    next_start = np.append((ran.end - sizes.spent[ran.kind])[1:], ran.end[-1])
+    end = ran.end + ROUNDING * ran.end[-1]  # what comes at the very end is there, whatever rounding made of it
+    at_end = there[np.searchsorted(times, end, side="right")] - taken
+    next_start = np.append((end - sizes.spent[ran.kind])[1:], end[-1])
     at_start = at_end.copy()
-    idle = np.flatnonzero(next_start > ran.end)  # else nothing can arrive between the two
+    idle = np.flatnonzero(next_start > end)  # else nothing can arrive between the two
     at_start[idle] = there[np.searchsorted(times, next_start[idle], side="right")] - taken[idle]
     return at_end, at_start

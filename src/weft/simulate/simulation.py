@@ -6,6 +6,7 @@ it. `timeline` runs one window of mini-batches and keeps every start and end, fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,17 +86,17 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     cost = cost or Cost.uniform(schedule)
     program = lower(schedule)
     machine = Machine(program, cost)
-    cycles, steady, period = _until_steady(machine)
+    cycles, period, again = _until_steady(machine)
     if not period > 0:
         raise WeftError("a simulation needs time to pass (all costs are 0); give forward or backward a time")
+    window = minibatches or len(cycles)
+    skipped = max(0, window - len(cycles)) // again * again if again else 0  # what repeats need not be run again
+    cycles += [machine.run(one) for one in range(len(cycles), window - skipped)]
     own = len(cycles)
     cycles += [machine.run(own + one, minibatches=own) for one in range(program.drain)]
-    makespan = float(machine.clock.max())
-    window = minibatches or own
-    if window > own:
-        makespan += (window - own) * period  # what repeats need not be run again
-    elif window < own:
-        makespan = timeline(schedule, cost, minibatches=window, program=program).makespan
+    makespan = float(machine.clock.max()) + skipped * period
+    if window < own:
+        makespan = max(float(cycle.end.max()) for cycle in _window(Machine(program, cost), window))
 
     busy = _busy(program, durations(cost))
     bubbles = 1 - busy / period
@@ -105,7 +106,7 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     return Simulation(
         schedule=schedule,
         cost=cost,
-        steady=steady,
+        steady=again > 0,
         period=period,
         bubble=_clean(bubbles.mean()),
         bubbles=tuple(_clean(one) for one in bubbles),
@@ -157,15 +158,12 @@ class Timeline:
     makespan: float
 
 
-def timeline(
-    schedule: Schedule, cost: Cost | None = None, *, minibatches: int, program: Program | None = None
-) -> Timeline:
+def timeline(schedule: Schedule, cost: Cost | None = None, *, minibatches: int) -> Timeline:
     """Run a window of mini-batches, from an empty pipeline to an empty pipeline, and keep every block."""
     check_sizes(minibatches=minibatches)
     cost = cost or Cost.uniform(schedule)
-    program = program or lower(schedule)
-    machine, spent = Machine(program, cost), durations(cost)
-    cycles = [machine.run(one, minibatches=minibatches) for one in range(minibatches + program.drain)]
+    program = lower(schedule)
+    spent, cycles = durations(cost), list(_window(Machine(program, cost), minibatches))
     blocks = []
     for rank in range(schedule.stages):
         ends = (end for cycle in cycles for end in cycle.end[rank, cycle.live[rank]].tolist())
@@ -180,8 +178,14 @@ def timeline(
     )
 
 
-def _until_steady(machine: Machine) -> tuple[list[Cycle], bool, float]:
-    """Run cycles until the state repeats: the cycles, whether it did, and the time of a mini-batch."""
+def _window(machine: Machine, minibatches: int) -> Iterator[Cycle]:
+    """Run a window of mini-batches."""
+    for number in range(minibatches + machine.program.drain):
+        yield machine.run(number, minibatches=minibatches)
+
+
+def _until_steady(machine: Machine) -> tuple[list[Cycle], float, int]:
+    """Run cycles until the state repeats: the cycles, the time of a mini-batch, and how many repeat (0: none did)."""
     cycles: list[Cycle] = []
     states: list[State] = []
     ranks, height = machine.program.op.shape
@@ -190,11 +194,11 @@ def _until_steady(machine: Machine) -> tuple[list[Cycle], bool, float]:
         states.append(machine.state(len(states)))
         now, number = states[-1], len(states)
         for back, before in enumerate(reversed(states[-1 - LOOK_BACK : -1]), start=1):
-            if now.repeats(before, scale=max(abs(now.now), 1e-300)):
-                return cycles, True, (now.now - before.now) / back
+            if now.repeats(before):
+                return cycles, (now.now - before.now) / back, back
         if number > 2 and ((number + 1) * height > PATIENCE or (number + 1) * height * ranks > MAX_ROWS):
             half = number // 2
-            return cycles, False, (now.now - states[half].now) / (number - 1 - half)
+            return cycles, (now.now - states[half].now) / (number - 1 - half), 0
 
 
 def _busy(program: Program, spent: Floats) -> Floats:

@@ -1,0 +1,42 @@
+"""The exchange of messages: what blocks, what does not, and how many slots are enough."""
+
+import pytest
+
+import weft
+from weft import Schedule
+from weft.schedule import lower
+from weft.schedule.exchange import Exchange
+
+
+def exchange(*streams: str, microbatches: int = 2) -> Exchange:
+    schedule = Schedule(name="own", stages=len(streams), microbatches=microbatches, streams=streams)
+    return Exchange(lower(schedule), minibatches=2)
+
+
+def test_a_sender_waits_only_when_its_link_is_full() -> None:
+    """Rank 0 sends three forwards; rank 1 wants the last of them first, so two more have to be held."""
+    own = exchange("0F0 0F1 0F2 0B0 0B1 0B2", "1F2 1F0 1F1 1B0 1B1 1B2", microbatches=3)
+    assert own.run() == {}
+    assert own.needed_slots() == 3
+    assert own.run(slots=3) == {}
+    assert own.run(slots=2) == {0: 3, 1: 0}  # rank 0 has run three forwards and can't send the last
+    assert own.waits_for(0) == "to send the forward of micro-batch 2 to chunk 1: the link's 2 slots are full"
+    assert own.waits_for(1) == "before 1F2 for its input"
+
+
+def test_a_last_message_that_waits_is_still_delivered() -> None:
+    """A rank that has nothing left to run may still have something to send."""
+    own = exchange("0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1")
+    seen: list[str] = []
+    assert own.run(lambda rank, step: seen.append(str(step.action)), slots=1) == {}
+    assert len(seen) == sum(len(steps) for steps in own.steps)
+
+
+def test_what_stays_on_a_rank_takes_no_slot() -> None:
+    assert Exchange(lower(weft.schedule("wpipe", stages=1, microbatches=4)), minibatches=2).needed_slots() == 1
+
+
+@pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe"])
+def test_cycle_by_cycle_is_enough_for_every_method(name: str) -> None:
+    own = Exchange(lower(weft.schedule(name, stages=4, microbatches=8)), minibatches=4)
+    assert own.run(by_cycle=True) == {}

@@ -1,0 +1,99 @@
+"""A second opinion on time, in plain Python: it shares no code with weft's machine or its lowering.
+
+It reads a schedule's streams, placement and number of micro-batches, and nothing else that weft derives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from weft.schedule import Schedule
+from weft.simulate import ChunkCost, Cost
+
+OPS = "FBIWU"
+
+
+class Key(NamedTuple):
+    """An action; as text `2F0`."""
+
+    op: str
+    chunk: int
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.chunk}{self.op}{self.micro}"
+
+
+class Span(NamedTuple):
+    """When an action ran, and when its input was there (None: it needs none)."""
+
+    rank: int
+    start: float
+    end: float
+    arrived: float | None
+
+
+def order(schedule: Schedule, minibatches: int) -> list[list[Key]]:
+    """What each rank runs in a window, updates put behind the backward that completes a mini-batch."""
+    m, ranks = schedule.microbatches, []
+    for stream in schedule.streams:
+        rows = [Key(OPS[op], chunk, index) for op, chunk, index in stream.tolist()]
+        written = {key.chunk for key in rows if key.op == "U"}
+        reach = max((-(key.micro if key.op == "U" else key.micro // m) for key in rows), default=0)
+        run: list[Key] = []
+        retired: Counter[tuple[int, int]] = Counter()
+        for cycle in range(minibatches + max(0, reach)):
+            for op, chunk, index in rows:
+                key = Key(op, chunk, index + cycle * (1 if op == "U" else m))
+                batch = key.micro if op == "U" else key.micro // m
+                if not 0 <= batch < minibatches:
+                    continue
+                run.append(key)
+                retired[chunk, batch] += op in "BW"
+                if op in "BW" and chunk not in written and retired[chunk, batch] == m:
+                    run.append(Key("U", chunk, batch))
+        ranks.append(run)
+    return ranks
+
+
+def spent(cost: ChunkCost, op: str) -> float:
+    again = cost.forward if cost.recompute else 0.0
+    times = {"F": cost.forward, "W": cost.backward_weight, "U": cost.update, "I": again + cost.backward_input}
+    return times["I"] + times["W"] if op == "B" else times[op]
+
+
+def spans(schedule: Schedule, cost: Cost, minibatches: int) -> dict[Key, Span]:
+    """Start and end of every action of a window, by letting each rank go on for as long as it can."""
+    todo = [iter(run) for run in order(schedule, minibatches)]
+    heads = [next(run, None) for run in todo]
+    clock, free = [0.0] * schedule.stages, dict[tuple[int, int], float]()
+    arrived, done = dict[tuple[bool, int, int], float](), dict[Key, Span]()  # (backward, taker, micro) -> time
+    last, moved = schedule.chunks - 1, True
+    while moved:
+        moved = False
+        for rank in range(schedule.stages):
+            while (key := heads[rank]) is not None:
+                op, chunk, micro = key
+                needs = (op == "F" and chunk > 0) or (op in "BI" and chunk < last)
+                when = arrived.get((op in "BI", chunk, micro)) if needs else None
+                if needs and when is None:
+                    break
+                start = clock[rank] if when is None else max(clock[rank], when)
+                end = clock[rank] = start + spent(cost.chunks[chunk], op)
+                done[key] = Span(rank, start, end, when)
+                heads[rank], moved = next(todo[rank], None), True
+                taker = chunk + 1 if op == "F" else chunk - 1
+                if op not in "FBI" or not 0 <= taker <= last:
+                    continue
+                pair = (rank, schedule.placement[taker])
+                there = end
+                if pair[0] != pair[1]:
+                    link = cost.links.get(pair, cost.link)
+                    size = cost.chunks[max(chunk, taker)].input_bytes
+                    free[pair] = max(end, free.get(pair, 0.0)) + size / link.bandwidth
+                    there = free[pair] + link.latency
+                    clock[rank] = clock[rank] if link.overlap else there
+                arrived[op != "F", taker, micro] = there
+    assert heads == [None] * schedule.stages, "the oracle's run is stuck"
+    return done

@@ -1,0 +1,149 @@
+"""Costs: what a stage's parts add up to, cost files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from weft.errors import WeftError
+from weft.schedule import schedule
+from weft.simulate import ChunkCost, Cost, Link, simulate
+
+PIPE = schedule("wpipe", stages=2, microbatches=2)
+TIMES_AND_BYTES = (
+    "forward", "backward_input", "backward_weight", "update", "activation_bytes", "input_bytes", "weight_bytes",
+    "gradient_bytes", "optimizer_bytes",
+)  # fmt: skip
+BAD = [-1, -0.5, math.nan, math.inf, -math.inf, True, False, "1", None, [1], 10**400, 1e308]
+
+
+@pytest.mark.parametrize("field", TIMES_AND_BYTES)
+@pytest.mark.parametrize("value", BAD, ids=lambda value: str(value)[:8])
+def test_a_cost_is_a_number_from_0(field: str, value: Any) -> None:
+    with pytest.raises(WeftError, match=rf"ChunkCost\.{field} must be"):
+        ChunkCost(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["forward", "backward", "update", "activation_bytes", "input_bytes", "weight_bytes"])
+@pytest.mark.parametrize("value", BAD, ids=lambda value: str(value)[:8])
+def test_a_cost_of_equal_stages_is_a_number_too(field: str, value: Any) -> None:
+    """Checked before it is divided among chunks, which would turn True into 0.5 and a text into a TypeError."""
+    with pytest.raises(WeftError, match="must be"):
+        Cost.uniform(PIPE, **{field: value})
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, True, "fast", None])
+def test_bandwidth_is_above_0(value: Any) -> None:
+    with pytest.raises(WeftError, match=r"Link\.bandwidth must be"):
+        Link(bandwidth=value)
+
+
+def test_bandwidth_may_be_without_limit() -> None:
+    assert Link(bandwidth=math.inf) == Link()
+
+
+@pytest.mark.parametrize("value", [-1, math.inf, math.nan, True, "1"])
+def test_latency_is_a_number_from_0(value: Any) -> None:
+    with pytest.raises(WeftError, match=r"Link\.latency must be"):
+        Link(latency=value)
+
+
+@pytest.mark.parametrize("value", [0, 1, "no", None])
+def test_switches_are_true_or_false(value: Any) -> None:
+    with pytest.raises(WeftError, match=r"Link\.overlap is true or false"):
+        Link(overlap=value)
+    with pytest.raises(WeftError, match=r"ChunkCost\.recompute is true or false"):
+        ChunkCost(recompute=value)
+
+
+def test_recompute_needs_the_input_among_the_activations() -> None:
+    with pytest.raises(WeftError, match="raise activation_bytes"):
+        ChunkCost(recompute=True, activation_bytes=1, input_bytes=2)
+
+
+def test_numbers_of_any_size_that_a_float_can_add_up() -> None:
+    """Costs in seconds or in femtoseconds, in bytes or in exabytes: the same bubble."""
+    for unit in (1e-15, 1e-3, 1.0, 1e15):
+        assert simulate(PIPE, Cost.uniform(PIPE, forward=unit, backward=2 * unit)).bubble == 0
+
+
+def test_costs_that_let_no_time_pass_are_refused() -> None:
+    with pytest.raises(WeftError, match="time"):
+        simulate(PIPE, Cost.uniform(PIPE, forward=0, backward=0))
+
+
+def test_a_stage_is_divided_among_its_chunks() -> None:
+    cost = Cost.uniform(PIPE, forward=4, backward=6, update=2, activation_bytes=8, input_bytes=3, weight_bytes=10)
+    assert len(cost.chunks) == 4
+    assert set(cost.chunks) == {
+        ChunkCost(
+            forward=2, backward_input=1.5, backward_weight=1.5, update=1, activation_bytes=4, input_bytes=3,
+            weight_bytes=5, gradient_bytes=0.5, optimizer_bytes=1,
+        )
+    }  # fmt: skip
+
+
+def test_one_entry_a_chunk() -> None:
+    with pytest.raises(WeftError, match=r"one entry a chunk \(entries: 3, chunks of wpipe.*: 4\)"):
+        simulate(PIPE, Cost(chunks=(ChunkCost(),) * 3))
+
+
+@pytest.mark.parametrize("edge", [(0, 2), (-1, 0), (5, 5)])
+def test_links_join_ranks_that_are_there(edge: tuple[int, int]) -> None:
+    with pytest.raises(WeftError, match="links join ranks 0 to 1"):
+        simulate(PIPE, Cost(chunks=(ChunkCost(),) * 4, links={edge: Link()}))
+
+
+def test_a_cost_file() -> None:
+    text = json.dumps(
+        {
+            "chunks": [{"forward": 2, "recompute": True}, {}],
+            "link": {"bandwidth": 8, "overlap": False},
+            "links": {"0-1": {"latency": 0.5}},
+        }
+    )
+    assert Cost.from_json(text) == Cost(
+        chunks=(ChunkCost(forward=2, recompute=True), ChunkCost()),
+        link=Link(bandwidth=8, overlap=False),
+        links={(0, 1): Link(latency=0.5)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "a cost file is JSON"),
+        ("{", "a cost file is JSON"),
+        ("[" * 100_000, "a cost file is JSON"),
+        ('{"chunks": [{"forward": ' + "9" * 5000 + "}]}", "a cost file is JSON"),
+        ("[]", 'an object with a list "chunks"'),
+        ("3", 'an object with a list "chunks"'),
+        ("{}", 'an object with a list "chunks"'),
+        ('{"chunks": {}}', 'an object with a list "chunks"'),
+        ('{"chunks": [], "speed": 1}', "chunks, link and links only .*speed"),
+        ('{"chunks": [1]}', "ChunkCost has"),
+        ('{"chunks": [{"forwards": 1}]}', "ChunkCost has .*forwards"),
+        ('{"chunks": [{"forward": -1}]}', "number from 0"),
+        ('{"chunks": [{"forward": NaN}]}', "number from 0"),
+        ('{"chunks": [{"forward": 1e999}]}', "must be"),
+        ('{"chunks": [{"forward": ' + "9" * 400 + "}]}", "must be"),
+        ('{"chunks": [{"forward": true}]}', "number from 0"),
+        ('{"chunks": [{"forward": "1"}]}', "number from 0"),
+        ('{"chunks": [], "link": null}', "Link has"),
+        ('{"chunks": [], "link": {"speed": 1}}', "Link has .*speed"),
+        ('{"chunks": [], "links": []}', "links"),
+        ('{"chunks": [], "links": null}', "links"),
+        ('{"chunks": [], "links": {"0>1": {}}}', "named by its ranks"),
+        ('{"chunks": [], "links": {"0-1-2": {}}}', "named by its ranks"),
+        ('{"chunks": [], "links": {"-1-0": {}}}', "named by its ranks"),
+        ('{"chunks": [], "links": {"²-1": {}}}', "named by its ranks"),
+        ('{"chunks": [], "links": {"0-1": 3}}', "Link has"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_cost_file_that_is_refused(text: str, says: str) -> None:
+    with pytest.raises(WeftError, match=says):
+        Cost.from_json(text)

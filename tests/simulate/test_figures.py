@@ -1,0 +1,192 @@
+"""The figures of the design's sections 2 and 3: closed formulas here, executed schedules there."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+import pytest
+from tests.simulate.cases import ASYNCHRONOUS, build
+
+from weft.schedule import schedule
+from weft.simulate import Cost, Link, Simulation, simulate, timeline
+
+SIZES = [(p, factor * p) for p in (1, 2, 4, 8, 16) for factor in (1, 2, 4)]
+sizes = pytest.mark.parametrize(("p", "m"), SIZES)
+
+
+def run(name: str, p: int, m: int, *, hop: float = 0.0, **options: Any) -> Simulation:
+    pipe = schedule(name, stages=p, microbatches=m, **options)
+    found = simulate(pipe, Cost.uniform(pipe, forward=12.0, backward=24.0, link=Link(latency=12.0 * hop)))
+    assert found.steady
+    return found
+
+
+@sizes
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_bubble_of_the_synchronous(name: str, p: int, m: int) -> None:
+    found = run(name, p, m)
+    assert found.bubble == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+    assert found.period == 36 * (m + p - 1)
+    assert found.fill == 0
+    assert found.throughput == pytest.approx(m / found.period)
+
+
+@sizes
+@pytest.mark.parametrize("v", [1, 2, 3, 4])
+def test_bubble_of_interleaved(v: int, p: int, m: int) -> None:
+    found = run("interleaved", p, m, chunks=v)
+    assert found.bubble == pytest.approx((p - 1) / (v * m + p - 1), abs=1e-12)
+    assert found.messages_per_microbatch == 2 * (v * p - 1)
+    assert found.fill == 0
+
+
+@sizes
+def test_bubble_of_zb_h1_is_a_third(p: int, m: int) -> None:
+    """F, I and W of equal cost."""
+    found = run("zb-h1", p, m)
+    assert found.bubble == pytest.approx((p - 1) / (3 * m + p - 1), abs=1e-12)
+    assert found.period - 36 * m == pytest.approx((run("1f1b", p, m).period - 36 * m) / 3)
+    assert found.fill == 0
+
+
+@sizes
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_the_asynchronous_have_no_bubble(name: str, p: int, m: int) -> None:
+    found = run(name, p, m)
+    assert found.bubbles == (0.0,) * p
+    assert found.period == 36 * m
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8, 16])
+def test_no_bubble_at_one_micro_batch_either(p: int) -> None:
+    assert run("pipedream", p, 1).bubble == run("pipedream", p, 1, vertical_sync=True).bubble == 0
+
+
+@sizes
+def test_versions_and_delay(p: int, m: int) -> None:
+    synchronous = [run(name, p, m) for name in ("gpipe", "1f1b", "interleaved", "zb-h1")]
+    assert all(set(one.versions) == {1} and set(one.delay) == {0} for one in synchronous)
+    two = run("2bw", p, m)
+    assert (two.versions, two.delay) == ((2,) * p, (1,) * p)
+    waves = run("wpipe", p, m)
+    assert (waves.versions, waves.delay) == ((2,) * p + (1,) * p, (1,) * p + (0,) * p)
+    late = tuple(ceil((p - 1 - r) / m) for r in range(p))
+    for name in ("xpipe", "spectrain", "pipeoptim"):
+        found = run(name, p, m)
+        assert (found.versions, found.delay) == ((1,) * p, late), name
+    stashed = run("pipedream", p, m)
+    assert stashed.delay == late
+    assert stashed.versions == tuple(1 + one for one in late)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("m", [1, 2, 3, 5])
+def test_stashes_of_pipedream(p: int, m: int) -> None:
+    """Up to N - r - 1 beside the newest, at one micro-batch; vertical sync makes it N - 1 everywhere."""
+    assert run("pipedream", p, m).versions == tuple(1 + ceil((p - 1 - r) / m) for r in range(p))
+    vertical = run("pipedream", p, 1, vertical_sync=True)
+    assert (vertical.versions, vertical.delay) == ((p,) * p, (p - 1,) * p)
+
+
+@sizes
+def test_in_flight(p: int, m: int) -> None:
+    ranks = range(p)
+    assert run("gpipe", p, m).in_flight == (m,) * p
+    assert run("1f1b", p, m).in_flight == tuple(p - r for r in ranks)
+    assert run("zb-h1", p, m).in_flight == (p,) * p
+    assert run("wpipe", p, m).in_flight == tuple((2 * p - r) / 2 for r in ranks)
+    for name in ("pipedream", "2bw", "xpipe", "spectrain", "pipeoptim"):
+        assert run(name, p, m).in_flight == tuple(p - r for r in ranks), name
+
+
+@sizes
+def test_idle_of_fill_and_drain(p: int, m: int) -> None:
+    """In forwards of a stage: 3 (p - 1) under 2bw, half of it under wpipe; the idle time of each rank, too."""
+    for name, idle in (("2bw", 3.0), ("wpipe", 1.5)):
+        found = run(name, p, m)
+        assert found.fill == 12 * idle * (p - 1)
+        shown = timeline(found.schedule, found.cost, minibatches=3)
+        for r in range(p):
+            busy = sum(one.end - one.start for one in shown.blocks if one.rank == r)
+            assert shown.makespan - busy == 12 * idle * (p - 1)
+
+
+@sizes
+def test_messages(p: int, m: int) -> None:
+    for name, each in (("2bw", 2 * (p - 1)), ("1f1b", 2 * (p - 1)), ("wpipe", 2 * (2 * p - 1))):
+        found = run(name, p, m)
+        assert found.messages_per_microbatch == each
+        sent = sum(messages for messages, _ in found.traffic.values())
+        assert sent == (m * each if p > 1 else 0)  # one rank alone hands over without a message
+    ring = {(r, (r + 1) % p) for r in range(p)} | {((r + 1) % p, r) for r in range(p)}
+    assert set(run("wpipe", p, m).traffic) == (ring if p > 1 else set())
+
+
+@sizes
+@pytest.mark.parametrize("hop", [0.125, 0.5, 0.75, 1.5, 2.0, 16.0])
+def test_a_hop_that_nothing_hides(p: int, m: int, hop: float) -> None:
+    """2c(p-1)/p under 2bw, twice that under wpipe; it holds for every c tried, from 1/8 to 16."""
+    for name, hops in (("2bw", 2), ("wpipe", 4)):
+        expected = 3 + Fraction(hops) * Fraction(hop) * (p - 1) / p
+        assert run(name, p, m, hop=hop).period / (12 * m) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SIZES if m > p])
+def test_more_warm_up_hides_the_hop_again(p: int, m: int) -> None:
+    """Up to half of a chunk's forward and backward: 1.5 under 2bw, 0.75 under wpipe; then it shows."""
+    for name, most in (("2bw", 1.5), ("wpipe", 0.75)):
+        for hop in (0.0, 0.25, most / 2, most):
+            found = run(name, p, m, hop=hop, warmup=2)
+            assert found.period == 36 * m
+        if p > 1:
+            beyond = run(name, p, m, hop=most + 0.125, warmup=2)
+            assert 36 * m < beyond.period < run(name, p, m, hop=most + 0.125).period
+            assert sum(beyond.in_flight) > sum(run(name, p, m).in_flight)  # the price
+
+
+@sizes
+def test_weights_held_over_all_ranks(p: int, m: int) -> None:
+    """In models: 2bw holds 2, wpipe 1.5, synchronous methods 1; p stages of one unit make a model."""
+    for name, models in (("2bw", 2.0), ("wpipe", 1.5), ("1f1b", 1.0), ("gpipe", 1.0), ("zb-h1", 1.0)):
+        held = [one.bytes["weights"] + one.bytes["extra_versions"] for one in run(name, p, m).memory]
+        assert held == [models] * p
+
+
+@pytest.mark.parametrize("n", range(2, 17))
+def test_updates_between_a_forward_and_its_own_update(n: int) -> None:
+    """max(0, ⌈(N-1-r-j)/m⌉), whatever F and B cost; every backward runs when the newest version is W_t.
+
+    Counted by time, in a window that is long enough for a mini-batch which has all its predecessors.
+    """
+    for m in range(1, 17):
+        pipe = schedule("pipedream", stages=n, microbatches=m)
+        t = ceil((n - 1) / m)
+        for forward, backward in ((1.0, 2.0), (2.5, 0.75)) if (n + m) % 3 == 0 else ((1.0, 2.0),):
+            cost = Cost.uniform(pipe, forward=forward, backward=backward, update=0.25)
+            ran = {str(one.step.action): one for one in timeline(pipe, cost, minibatches=t + 1).blocks}
+            for r in range(n):
+                updates = [ran[f"{r}U{u}"] for u in range(t + 1)]
+                for j in range(m):
+                    before, behind = ran[f"{r}F{t * m + j}"], ran[f"{r}B{t * m + j}"]
+                    between = sum(before.end <= one.start for one in updates[:t])
+                    assert between == max(0, ceil((n - 1 - r - j) / m)), (m, r, j)
+                    assert sum(one.end <= behind.start for one in updates) == t, (m, r, j)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+def test_what_the_predicting_look_ahead(p: int) -> None:
+    for m in (1, p, 4 * p):
+        ranks = range(p)
+        published = tuple((2 * (2 * (p + m - 2) - r) + 2 * m) // (4 * m) for r in ranks)  # round half up
+        assert run("xpipe", p, m).ahead == published
+        assert run("xpipe", p, m, versions="exact").ahead == tuple(ceil((p - 1 - r) / m) for r in ranks)
+        assert run("spectrain", p, m).ahead == tuple(r // 2 + p - r - 1 for r in ranks)
+        assert run("pipeoptim", p, m).ahead == tuple(p - r - 1 for r in ranks)
+
+
+def test_build_takes_the_next_size() -> None:
+    """The tests' own helper: it must not quietly turn one method's size into another's."""
+    assert build("wpipe", {}, 4, 5).microbatches == 8
+    assert build("2bw", {"warmup": 2}, 4, 1).microbatches == 7

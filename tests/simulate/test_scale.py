@@ -1,0 +1,106 @@
+"""1,024 stages x 4,096 micro-batches: exact figures within the memory that is allowed, and linear work.
+
+Time is measured in benchmarks/simulator, not asserted here: a busy machine would fail the test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.schedule import schedule
+from weft.simulate import Cost, Link, simulate
+
+P, M = 1024, 4096
+GIB = 2**30
+
+CHILD = """
+import json, resource, sys
+from weft.schedule import schedule
+from weft.simulate import simulate
+figures = simulate(schedule(sys.argv[1], stages=int(sys.argv[2]), microbatches=int(sys.argv[3]))).as_dict()
+figures["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+json.dump(figures, sys.stdout)
+"""
+
+
+def figures(name: str) -> dict[str, Any]:
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, name, str(P), str(M)],
+        env=os.environ | threads, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    found: dict[str, Any] = json.loads(child.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe"])
+def test_the_steady_state_of_a_thousand_stages(name: str) -> None:
+    found = figures(name)
+    assert found["steady"] is True
+    assert found["peak"] <= 2 * GIB
+    flush = P - 1 if name == "1f1b" else 0
+    assert found["period"] == 3 * (M + flush)
+    assert found["bubble"] == pytest.approx(flush / (M + flush), abs=1e-12)
+    assert found["fill"] == {"1f1b": 0, "2bw": 3 * (P - 1), "wpipe": 1.5 * (P - 1)}[name]
+    assert found["versions"] == {"1f1b": [1] * P, "2bw": [2] * P, "wpipe": [2] * P + [1] * P}[name]
+    assert found["delay"] == {"1f1b": [0] * P, "2bw": [1] * P, "wpipe": [1] * P + [0] * P}[name]
+    assert found["in_flight"] == [(2 * P - r) / 2 if name == "wpipe" else P - r for r in range(P)]
+    assert found["messages_per_microbatch"] == 2 * ((2 if name == "wpipe" else 1) * P - 1)
+    assert found["memory"][0]["activations"] == P
+
+
+@pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe", "interleaved", "zb-h1"])
+@pytest.mark.parametrize("latency", [0.0, 0.3])
+def test_work_is_linear_in_the_actions(name: str, latency: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted as rows that the machine looks at, run or waiting: twice the actions, at most about twice as many."""
+    machine = importlib.import_module("weft.simulate.machine")
+    looks = 0
+
+    class Counting(np.ndarray[Any, np.dtype[np.float64]]):
+        """The machine's arrivals; whoever asks for some is counted."""
+
+        def __getitem__(self, key: Any) -> Any:
+            nonlocal looks
+            looks += np.size(key) if isinstance(key, np.ndarray) else 0
+            return np.asarray(self)[key]
+
+    plain = machine.Machine.__init__
+
+    def counting(self: Any, *arguments: Any) -> None:
+        plain(self, *arguments)
+        self.arrival = self.arrival.view(Counting)
+
+    monkeypatch.setattr(machine.Machine, "__init__", counting)
+
+    def each(stages: int, microbatches: int) -> float:
+        nonlocal looks
+        looks = 0
+        pipe = schedule(name, stages=stages, microbatches=microbatches)
+        found = simulate(pipe, Cost.uniform(pipe, link=Link(latency=latency)))
+        assert found.steady
+        return looks / (pipe.chunks * microbatches)
+
+    start = each(8, 32)
+    for stages, microbatches in ((8, 64), (8, 128), (16, 32), (16, 64), (32, 128)):
+        assert each(stages, microbatches) < 1.6 * start, (stages, microbatches)
+
+
+def test_a_short_window_keeps_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The makespan of a window needs its time only; a block an action would be gigabytes at full size."""
+    simulation = importlib.import_module("weft.simulate.simulation")
+
+    def refuse(**_: object) -> None:
+        raise AssertionError("a block was kept")
+
+    monkeypatch.setattr(simulation, "Block", refuse)
+    pipe = schedule("wpipe", stages=4, microbatches=8)
+    assert simulate(pipe, minibatches=1).makespan == 3 * 8 + 1.5 * 3
