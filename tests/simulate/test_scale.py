@@ -10,13 +10,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from weft.schedule import schedule
-from weft.simulate import Cost, Link, simulate
+from weft import WeftError
+from weft.schedule import schedule, verify
+from weft.simulate import Cost, Link, simulate, timeline
 
 P, M = 1024, 4096
 GIB = 2**30
@@ -58,40 +60,65 @@ def test_the_steady_state_of_a_thousand_stages(name: str) -> None:
     assert found["memory"][0]["activations"] == P
 
 
+class Looks:
+    """Counts what the machine looks at: entries of its arrivals, run or still waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        outer = self
+        machine = importlib.import_module("weft.simulate.machine")
+
+        class Counting(np.ndarray[Any, np.dtype[np.float64]]):
+            def __getitem__(self, key: Any) -> Any:
+                outer.count += np.size(key) if isinstance(key, np.ndarray) else 0
+                return np.asarray(self)[key]
+
+        plain = machine.Machine.__init__
+
+        def counting(self: Any, *arguments: Any) -> None:
+            plain(self, *arguments)
+            self.arrival = self.arrival.view(Counting)
+
+        monkeypatch.setattr(machine.Machine, "__init__", counting)
+
+
 @pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe", "interleaved", "zb-h1"])
 @pytest.mark.parametrize("latency", [0.0, 0.3])
 def test_work_is_linear_in_the_actions(name: str, latency: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted as rows that the machine looks at, run or waiting: twice the actions, at most about twice as many."""
-    machine = importlib.import_module("weft.simulate.machine")
-    looks = 0
-
-    class Counting(np.ndarray[Any, np.dtype[np.float64]]):
-        """The machine's arrivals; whoever asks for some is counted."""
-
-        def __getitem__(self, key: Any) -> Any:
-            nonlocal looks
-            looks += np.size(key) if isinstance(key, np.ndarray) else 0
-            return np.asarray(self)[key]
-
-    plain = machine.Machine.__init__
-
-    def counting(self: Any, *arguments: Any) -> None:
-        plain(self, *arguments)
-        self.arrival = self.arrival.view(Counting)
-
-    monkeypatch.setattr(machine.Machine, "__init__", counting)
+    """Twice the actions, at most about twice as many looks."""
+    looks = Looks(monkeypatch)
 
     def each(stages: int, microbatches: int) -> float:
-        nonlocal looks
-        looks = 0
+        looks.count = 0
         pipe = schedule(name, stages=stages, microbatches=microbatches)
         found = simulate(pipe, Cost.uniform(pipe, link=Link(latency=latency)))
         assert found.steady
-        return looks / (pipe.chunks * microbatches)
+        return looks.count / (pipe.chunks * microbatches)
 
     start = each(8, 32)
     for stages, microbatches in ((8, 64), (8, 128), (16, 32), (16, 64), (32, 128)):
         assert each(stages, microbatches) < 1.6 * start, (stages, microbatches)
+
+
+@pytest.mark.parametrize("stages", [32, 128, 256])
+def test_many_ranks_and_short_cycles_are_linear_too(stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one micro-batch a cycle is three rows long; ranks must not wait for each other's bookkeeping."""
+    looks = Looks(monkeypatch)
+    window = timeline(schedule("pipedream", stages=stages, microbatches=1), minibatches=2 * stages)
+    assert looks.count < 4 * len(window.blocks)
+
+
+@pytest.mark.parametrize(
+    ("doing", "call"),
+    [
+        ("simulating", lambda: simulate(schedule("pipedream", stages=10_000, microbatches=1))),
+        ("checking", lambda: verify(schedule("pipedream", stages=2_000, microbatches=1))),
+        ("keeping every block", lambda: timeline(schedule("1f1b", stages=64, microbatches=64), minibatches=10**9)),
+    ],
+)
+def test_what_would_not_end_is_refused(doing: str, call: Callable[[], object]) -> None:
+    with pytest.raises(WeftError, match=rf"^{doing}.* takes \d+ actions, \d+ at the most.*; use fewer"):
+        call()
 
 
 def test_a_short_window_keeps_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

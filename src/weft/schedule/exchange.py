@@ -17,9 +17,12 @@ from weft.schedule.lower import Program, Step
 Message: TypeAlias = "tuple[str, int, int]"  # pass, chunk that takes it, micro-batch
 Visit: TypeAlias = Callable[[int, Step], None]
 
+MOST_STEPS = 4_000_000  # a step takes microseconds and some hundred bytes
+
 
 class Exchange:
     def __init__(self, program: Program, *, minibatches: int) -> None:
+        program.check_size(minibatches, MOST_STEPS, doing="checking")
         self.program, self.placement = program, program.schedule.placement
         self.minibatches = minibatches
         ranks = range(program.schedule.stages)

@@ -20,9 +20,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from weft.errors import WeftError
 from weft.schedule.actions import ANY_BACKWARD, BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, is_any, join
 from weft.schedule.core import Schedule
 from weft.schedule.weights import Weights, of_chunk
+
+MOST_BEHIND = np.iinfo(np.int16).max  # mini-batches between the youngest and the oldest of a stream
 
 Ints: TypeAlias = npt.NDArray[np.integer]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -70,6 +73,15 @@ class Program:
     def drain(self) -> int:
         """Cycles that a window takes after those of its mini-batches, until the last backward is done."""
         return max(0, -int(self.batch.min(initial=0)))
+
+    def check_size(self, cycles: int, most: int, *, doing: str) -> None:
+        """Refuse to run so many cycles that it would not end in reasonable time or memory."""
+        rows = int((self.op != NONE).sum()) * cycles
+        if rows > most:
+            raise WeftError(
+                f"{doing} {self.schedule.title} takes {rows} actions, {most} at the most "
+                f"({self.drain} of {cycles} mini-batches to drain); use fewer stages or mini-batches"
+            )
 
     def steps(self, rank: int, *, minibatches: int) -> Iterator[Step]:
         """What a rank runs in a window of mini-batches, from an empty pipeline to an empty pipeline."""
@@ -156,6 +168,8 @@ def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.gene
     op, chunk, index = (np.ascontiguousarray(rows[name]) for name in ("op", "chunk", "index"))
     batch = np.where(op == Op.U, index, index // schedule.microbatches)
     zeros = np.zeros(len(rows), np.int16)
+    if batch.size and batch.min() < -MOST_BEHIND:
+        raise WeftError(f"streams reach back {MOST_BEHIND} mini-batches at the most (got {-int(batch.min())})")
     columns = {"op": op, "chunk": chunk, "index": index, "batch": batch, "delay": zeros, "ahead": zeros.copy()}
     for name in ("predicts", "dies", "forgets"):
         columns[name] = np.zeros(len(rows), np.bool_)

@@ -2,16 +2,18 @@
 
 Each rank runs its rows in order; a row starts when the rank is free and what it needs has arrived. All ranks
 that can go on do so at once, a numpy operation for all of them, so the cost of a run is a few array operations
-for each row of the longest stream. The machine runs cycle by cycle: every rank completes a cycle before any
-starts the next. That is an order of bookkeeping only and changes no time.
+for each row of the longest stream. The machine runs in stretches of one cycle, or of more where cycles are short
+beside the number of ranks: every rank completes a stretch before any starts the next. That is an order of
+bookkeeping only and changes no time.
 
-What a cycle hands to the next is the machine's *state*: the ranks' clocks, the links' and the messages under
-way. Where the state after two cycles is the same but for a shift of time, all that follows repeats: the steady
+What a stretch hands to the next is the machine's *state*: the ranks' clocks, the links' and the messages under
+way. Where the state after two stretches is the same but for a shift of time, all that follows repeats: the steady
 state is exact, not estimated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
@@ -30,18 +32,13 @@ ALWAYS, NOWHERE = 0, 1  # arrival slots: what has always been there, and what no
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Cycle:
-    """When the rows of one cycle ran, ranks x rows; `live` marks the rows that did."""
+class Stretch:
+    """When the rows of some cycles ran, ranks x rows of all of them; `live` marks the rows that did."""
 
-    number: int
+    cycles: range
     live: npt.NDArray[np.bool_]
     end: Floats
     arrived: Floats | None  # when the row's input was there, -inf where it needs none; None if inputs have no size
-
-    @classmethod
-    def of(cls, number: int, live: npt.NDArray[np.bool_], *, with_arrivals: bool) -> Cycle:
-        arrived = np.empty(live.shape) if with_arrivals else None
-        return cls(number=number, live=live, end=np.empty(live.shape), arrived=arrived)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +65,11 @@ class Machine:
             raise ScheduleError("placement", f"{schedule.title}: rank {idle[0]} has nothing to do")
         self.program = program
         self.ranks, self.chunks, self.microbatches = schedule.stages, schedule.chunks, schedule.microbatches
+        self.most = max(1, self.ranks // program.op.shape[1])  # cycles in a stretch
         # micro-batches that can be under way at once
-        self.ring = int(program.index.max()) + 1 - int(program.index.min(initial=0))
+        self.ring = (
+            int(program.index.max()) + 1 - int(program.index.min(initial=0)) + (self.most - 1) * self.microbatches
+        )
         self.clock = np.zeros(self.ranks)
         self.arrival = np.full(2 + 2 * self.chunks * self.ring, np.nan)  # by pass, chunk and micro-batch
         self.arrival[ALWAYS] = -np.inf
@@ -109,17 +109,27 @@ class Machine:
         self.link_of = np.where(link_of < 0, len(links), link_of)
         self.hops = bool(self.transfer.any() or self.latency.any())
 
-    def run(self, number: int, *, minibatches: int | None = None) -> Cycle:
-        """Run cycle `number` of a window (None: of an endless run)."""
-        live = (self.program.op != NONE) & (self.program.batch >= -number)
+    def stretches(self, cycles: range, *, minibatches: int | None = None) -> Iterator[Stretch]:
+        """Run cycles, which follow those that have been run, of a window (None: of an endless run)."""
+        for first in range(cycles.start, cycles.stop, self.most):
+            yield self.run(range(first, min(first + self.most, cycles.stop)), minibatches=minibatches)
+
+    def run(self, cycles: range, *, minibatches: int | None = None) -> Stretch:
+        """Run one stretch, of `most` cycles at the most."""
+        number = np.arange(cycles.start, cycles.stop, dtype=np.int32)[:, None]
+        batch = self.program.batch[:, None, :]
+        live = (self.program.op != NONE)[:, None, :] & (batch >= -number)
         if minibatches is not None:
-            live &= self.program.batch < minibatches - number
+            live &= batch < minibatches - number
+        live = live.reshape(self.ranks, -1)
         busy = np.flatnonzero(live.any(axis=0))
         height = int(busy[-1]) + 1 if busy.size else 0  # while draining, the ends of the streams are idle
         live = live[:, :height]
         kind, column = self._rows(number, live)
-        cycle = Cycle.of(number, live, with_arrivals=self.sizes)
-        end, arrived = cycle.end.ravel(), None if cycle.arrived is None else cycle.arrived.ravel()
+        end = np.empty(live.shape)
+        arrived = np.empty(live.shape) if self.sizes else None
+        stretch = Stretch(cycles=cycles, live=live, end=end, arrived=arrived)
+        end, arrived = end.ravel(), None if arrived is None else arrived.ravel()
         arrival, clock, (need, needs), (give, gives) = self.arrival, self.clock, self.need, self.give
         place = np.arange(self.ranks) * height
         stop = place + height
@@ -137,7 +147,7 @@ class Machine:
                 ranks, at, what, microbatch = going[ready], at[ready], what[ready], microbatch[ready]
                 slot, when = slot[ready], when[ready]
                 if not at.size:
-                    self._deadlock(number, int(going[0]), int(place[going[0]] % height))
+                    self._deadlock(cycles.start, int(going[0]), int(place[going[0]] % height))
             done = np.maximum(clock[ranks], when) + self.duration[what]
             end[at] = done
             if arrived is not None:
@@ -150,16 +160,16 @@ class Machine:
             turn += 1
             if turn >= height:  # before, no rank can be through
                 going = going[place[going] < stop[going]]
-        return cycle
+        return stretch
 
-    def _rows(self, number: int, live: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-        """The rows of a cycle, flat: their kind, and their micro-batch's place in the ring."""
-        op, chunk, index = (
-            one[:, : live.shape[1]] for one in (self.program.op, self.program.chunk, self.program.index)
-        )
-        kind = np.where(live, op * np.int32(self.chunks) + chunk, np.int32(len(Op) * self.chunks))
-        shift = np.int32(number * self.microbatches % self.ring)
-        return kind.ravel(), ((index + shift) % np.int32(self.ring)).ravel()
+    def _rows(self, number: Ints, live: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        """The rows of a stretch, flat: their kind, and their micro-batch's place in the ring."""
+        op, chunk, index = (one[:, None, :] for one in (self.program.op, self.program.chunk, self.program.index))
+        kind = np.broadcast_to(op * np.int32(self.chunks) + chunk, (self.ranks, len(number), op.shape[2]))
+        kind = kind.reshape(self.ranks, -1)[:, : live.shape[1]]
+        shift = number * np.int32(self.microbatches) % np.int32(self.ring)
+        column = ((index + shift) % np.int32(self.ring)).reshape(self.ranks, -1)[:, : live.shape[1]]
+        return np.where(live, kind, np.int32(len(Op) * self.chunks)).ravel(), column.ravel()
 
     def _send(self, ranks: slice | Ints, what: Ints, done: Floats) -> Floats:
         """When the outputs of actions that ended at `done` arrive."""
@@ -172,20 +182,21 @@ class Machine:
             self.clock[ranks] = np.where(blocked, arrives, done)
         return arrives
 
-    def state(self, number: int) -> State:
-        """The state after cycle `number`, micro-batches counted from the next cycle's first."""
+    def state(self, cycles: int) -> State:
+        """The state after so many cycles, micro-batches counted from the next one's first."""
         now = float(self.clock[0])
         slots = 2 + np.flatnonzero(~np.isnan(self.arrival[2:]))
         lane, column = np.divmod(slots - 2, self.ring)
-        order = lane * self.ring + (column - (number + 1) * self.microbatches) % self.ring
+        order = lane * self.ring + (column - cycles * self.microbatches) % self.ring
         sort = order.argsort()
         busy = np.maximum(self.free[:-1], self.clock[self.sender])
         times = np.concatenate([self.clock, busy, self.arrival[slots][sort]]) - now
         return State(now, times, order[sort])
 
-    def _deadlock(self, number: int, rank: int, row: int) -> NoReturn:
+    def _deadlock(self, first: int, rank: int, row: int) -> NoReturn:
         program = self.program
-        index = int(program.index[rank, row]) + number * self.microbatches
+        cycle, row = divmod(row, program.op.shape[1])
+        index = int(program.index[rank, row]) + (first + cycle) * self.microbatches
         action = Action(Op(int(program.op[rank, row])), int(program.chunk[rank, row]), index)
         raise ScheduleError(
             "no deadlock",

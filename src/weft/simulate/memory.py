@@ -19,7 +19,7 @@ import numpy.typing as npt
 from weft.schedule import Op, Program
 from weft.schedule.actions import BACKWARDS, RETIRING, is_any
 from weft.simulate.cost import Cost
-from weft.simulate.machine import Cycle, Floats, Ints, durations
+from weft.simulate.machine import Floats, Ints, Stretch, durations
 
 ROUNDING = 1e-12  # of times, relative to the length of the run
 CATEGORIES = ("weights", "extra_versions", "gradients", "optimizer", "activations", "buffers")
@@ -38,10 +38,10 @@ class RankMemory:
         return sum(self.bytes.values())
 
 
-def measure(program: Program, cost: Cost, cycles: list[Cycle]) -> list[RankMemory]:
-    """The peaks of every rank over executed cycles."""
+def measure(program: Program, cost: Cost, stretches: list[Stretch]) -> list[RankMemory]:
+    """The peaks of every rank over all that was executed."""
     sizes = _Sizes.of(program, cost)
-    return [_measure_rank(_Ran.of(program, cycles, rank), sizes) for rank in range(program.schedule.stages)]
+    return [_measure_rank(_Ran.of(program, stretches, rank), sizes) for rank in range(program.schedule.stages)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class _Sizes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ran:
-    """The rows that a rank ran, in order, over all cycles; the moments are places among them."""
+    """The rows that a rank ran, in order, over all stretches; the moments are places among them."""
 
     chunks: list[int]
     kind: npt.NDArray[np.int32]
@@ -100,14 +100,16 @@ class _Ran:
     forgets: Ints
 
     @classmethod
-    def of(cls, program: Program, cycles: list[Cycle], rank: int) -> _Ran:
-        live = [cycle.live[rank] for cycle in cycles]
+    def of(cls, program: Program, stretches: list[Stretch], rank: int) -> _Ran:
         op, chunk = program.op[rank], program.chunk[rank]
-        # in cycle c a row reads version + c; below 0 that is the first version, which later readers share
-        version = program.batch[rank] - program.delay[rank]
+        live = [stretch.live[rank] for stretch in stretches]
 
         def over(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.concatenate([column[: one.size][one] for one in live])
+            parts = []
+            for stretch, one in zip(stretches, live, strict=True):
+                table = column if len(stretch.cycles) == 1 else np.tile(column, len(stretch.cycles))
+                parts.append(table[: one.size][one])
+            return np.concatenate(parts)
 
         def moments(flag: npt.NDArray[np.bool_]) -> Ints:
             return np.flatnonzero(over(flag))
@@ -115,20 +117,24 @@ class _Ran:
         def ran(columns: list[Floats]) -> Floats:
             return np.concatenate([column[rank, one] for column, one in zip(columns, live, strict=True)])
 
-        dies = [
-            (program.dies[rank] & (version >= -cycle.number))[: one.size][one]
-            for cycle, one in zip(cycles, live, strict=True)
-        ]
-        arrived = [cycle.arrived for cycle in cycles if cycle.arrived is not None]
+        number = np.concatenate(
+            [
+                np.repeat(np.asarray(stretch.cycles), len(op))[: one.size][one]
+                for stretch, one in zip(stretches, live, strict=True)
+            ]
+        )
+        # a version below 0 is the first one, which lives on for later readers
+        dies = over(program.dies[rank]) & (over(program.batch[rank]) + number >= over(program.delay[rank]))
+        arrived = [stretch.arrived for stretch in stretches if stretch.arrived is not None]
         return cls(
             chunks=program.schedule.chunks_of(rank),
             kind=over(op * np.int32(program.schedule.chunks) + chunk),
             chunk=over(chunk),
-            end=ran([cycle.end for cycle in cycles]),
+            end=ran([stretch.end for stretch in stretches]),
             arrived=ran(arrived) if arrived else None,
             opens=moments(_opens(program, rank)),
             updates=moments(op == Op.U),
-            dies=np.flatnonzero(np.concatenate(dies)),
+            dies=np.flatnonzero(dies),
             predicts=moments(program.predicts[rank]),
             forgets=moments(program.forgets[rank]),
         )

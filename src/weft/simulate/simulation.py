@@ -16,12 +16,14 @@ from weft.errors import WeftError
 from weft.schedule import Op, Program, Schedule, Step, lower
 from weft.schedule.core import check_sizes
 from weft.simulate.cost import Cost
-from weft.simulate.machine import Cycle, Floats, Machine, State, durations, message_bytes
+from weft.simulate.machine import Floats, Machine, State, Stretch, durations, message_bytes
 from weft.simulate.memory import RankMemory, measure
 
 LOOK_BACK = 64  # states to compare with in search of a repetition
-PATIENCE = 100_000  # rows a rank to run at most, and
-MAX_ROWS = 60_000_000  # rows of all ranks, in search of a steady state that does not come
+PATIENCE = 100_000  # rows a rank to run, once the pipeline is full, and
+PATIENCE_OF_ALL = 60_000_000  # rows of all ranks, in search of a steady state that does not come
+MOST_ROWS = 150_000_000  # to fill and drain a pipeline: what goes on for minutes is refused
+MOST_BLOCKS = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,22 +87,24 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
         check_sizes(minibatches=minibatches)
     cost = cost or Cost.uniform(schedule)
     program = lower(schedule)
+    program.check_size(2 * program.drain + 3, MOST_ROWS, doing="simulating")
     machine = Machine(program, cost)
-    cycles, period, again = _until_steady(machine)
+    stretches, period, again = _until_steady(machine)
     if not period > 0:
         raise WeftError("a simulation needs time to pass (all costs are 0); give forward or backward a time")
-    window = minibatches or len(cycles)
-    skipped = max(0, window - len(cycles)) // again * again if again else 0  # what repeats need not be run again
-    cycles += [machine.run(one) for one in range(len(cycles), window - skipped)]
-    own = len(cycles)
-    cycles += [machine.run(own + one, minibatches=own) for one in range(program.drain)]
+    run = stretches[-1].cycles.stop
+    window = minibatches or run
+    skipped = max(0, window - run) // again * again if again else 0  # what repeats need not be run again
+    own = max(run, window - skipped)
+    stretches += machine.stretches(range(run, own))
+    stretches += machine.stretches(range(own, own + program.drain), minibatches=own)
     makespan = float(machine.clock.max()) + skipped * period
     if window < own:
-        makespan = max(float(cycle.end.max()) for cycle in _window(Machine(program, cost), window))
+        makespan = max(float(one.end.max(initial=0.0)) for one in _window(Machine(program, cost), window))
 
     busy = _busy(program, durations(cost))
     bubbles = 1 - busy / period
-    memory = measure(program, cost, cycles)
+    memory = measure(program, cost, stretches)
     versions = {chunk: held for one in memory for chunk, held in one.versions.items()}
     traffic, messages = _traffic(program, cost)
     return Simulation(
@@ -163,10 +167,11 @@ def timeline(schedule: Schedule, cost: Cost | None = None, *, minibatches: int) 
     check_sizes(minibatches=minibatches)
     cost = cost or Cost.uniform(schedule)
     program = lower(schedule)
-    spent, cycles = durations(cost), list(_window(Machine(program, cost), minibatches))
+    program.check_size(minibatches + program.drain, MOST_BLOCKS, doing="keeping every block of")
+    spent, stretches = durations(cost), list(_window(Machine(program, cost), minibatches))
     blocks = []
     for rank in range(schedule.stages):
-        ends = (end for cycle in cycles for end in cycle.end[rank, cycle.live[rank]].tolist())
+        ends = (end for one in stretches for end in one.end[rank, one.live[rank]].tolist())
         for step, end in zip(program.steps(rank, minibatches=minibatches), ends, strict=True):
             start = end - float(spent[step.action.op, step.action.chunk])
             blocks.append(Block(rank=rank, start=start, end=end, step=step))
@@ -178,27 +183,32 @@ def timeline(schedule: Schedule, cost: Cost | None = None, *, minibatches: int) 
     )
 
 
-def _window(machine: Machine, minibatches: int) -> Iterator[Cycle]:
+def _window(machine: Machine, minibatches: int) -> Iterator[Stretch]:
     """Run a window of mini-batches."""
-    for number in range(minibatches + machine.program.drain):
-        yield machine.run(number, minibatches=minibatches)
+    return machine.stretches(range(minibatches + machine.program.drain), minibatches=minibatches)
 
 
-def _until_steady(machine: Machine) -> tuple[list[Cycle], float, int]:
-    """Run cycles until the state repeats: the cycles, the time of a mini-batch, and how many repeat (0: none did)."""
-    cycles: list[Cycle] = []
+def _until_steady(machine: Machine) -> tuple[list[Stretch], float, int]:
+    """Run until the state repeats: what ran, the time of a mini-batch, how many mini-batches repeat (0: none do)."""
+    stretches: list[Stretch] = []
     states: list[State] = []
     ranks, height = machine.program.op.shape
+    full = machine.program.drain + 2
     while True:
-        cycles.append(machine.run(len(cycles)))
-        states.append(machine.state(len(states)))
-        now, number = states[-1], len(states)
+        run = len(stretches) * machine.most
+        stretches.append(machine.run(range(run, run + machine.most)))
+        run += machine.most
+        states.append(machine.state(run))
+        now = states[-1]
         for back, before in enumerate(reversed(states[-1 - LOOK_BACK : -1]), start=1):
             if now.repeats(before):
-                return cycles, (now.now - before.now) / back, back
-        if number > 2 and ((number + 1) * height > PATIENCE or (number + 1) * height * ranks > MAX_ROWS):
-            half = number // 2
-            return cycles, (now.now - states[half].now) / (number - 1 - half), 0
+                again = back * machine.most
+                return stretches, (now.now - before.now) / again, again
+        more = run + machine.most
+        if run > full and len(states) > 2 and (more * height > PATIENCE or more * height * ranks > PATIENCE_OF_ALL):
+            half = len(states) // 2
+            passed = (len(states) - 1 - half) * machine.most
+            return stretches, (now.now - states[half].now) / passed, 0
 
 
 def _busy(program: Program, spent: Floats) -> Floats:
