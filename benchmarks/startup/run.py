@@ -1,0 +1,68 @@
+"""How long weft takes to start: `import weft`, and a schedule drawn in the terminal.
+
+Each is a process of its own, repeated and interleaved with an empty interpreter; the median counts. Ends with 1 if
+one is over its limit.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+SECONDS, REPEATS = 0.3, 15
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- table: written by run.py --write -->", "<!-- end of the table -->"
+COMMANDS = {
+    "python -c pass": ["-c", "pass"],
+    'python -c "import weft"': ["-c", "import weft"],
+    "weft --help": ["-m", "weft", "--help"],
+    "weft draw wpipe --stages 4 --microbatches 4": [
+        "-m",
+        "weft",
+        "draw",
+        "wpipe",
+        "--stages",
+        "4",
+        "--microbatches",
+        "4",
+    ],
+}
+
+
+def measure(arguments: list[str]) -> float:
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - begin
+
+
+def main() -> int:
+    samples: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(REPEATS):
+        for name, arguments in COMMANDS.items():
+            samples[name].append(measure(arguments))
+    lines = ["| command | seconds, median (least to most) |", "| --- | ---: |"]
+    for name, some in samples.items():
+        lines.append(f"| `{name}` | {statistics.median(some):.2f} ({min(some):.2f} to {max(some):.2f}) |")
+    lines.append(
+        f"\n{REPEATS} interleaved repeats, {os.cpu_count()} cores ({platform.machine()}), {platform.system()}, "
+        f"Python {platform.python_version()}, numpy {version('numpy')}, weft {version('weft')}."
+    )
+    text = "\n".join(lines)
+    print(text)
+    if "--write" in sys.argv[1:]:
+        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+        README.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    slow = [name for name, some in samples.items() if statistics.median(some) > SECONDS]
+    for name in slow:
+        print(f"over {SECONDS:g} s: {name}", file=sys.stderr)
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
