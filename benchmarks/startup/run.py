@@ -18,20 +18,12 @@ from pathlib import Path
 SECONDS, REPEATS = 0.3, 15
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- table: written by run.py --write -->", "<!-- end of the table -->"
+SIZES = ["--stages", "4", "--microbatches", "4"]
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     'python -c "import weft"': ["-c", "import weft"],
     "weft --help": ["-m", "weft", "--help"],
-    "weft draw wpipe --stages 4 --microbatches 4": [
-        "-m",
-        "weft",
-        "draw",
-        "wpipe",
-        "--stages",
-        "4",
-        "--microbatches",
-        "4",
-    ],
+    f"weft draw wpipe {' '.join(SIZES)}": ["-m", "weft", "draw", "wpipe", *SIZES],
 }
 
 
