@@ -1,7 +1,9 @@
 """The public face: names that users rely on, and imports that stay light."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import weft
 import weft.schedule
@@ -9,16 +11,9 @@ import weft.simulate
 
 
 def test_the_public_names() -> None:
-    assert weft.__all__ == [
-        "Cost",
-        "Schedule",
-        "ScheduleError",
-        "WeftError",
-        "Weights",
-        "schedule",
-        "simulate",
-        "verify",
-    ]
+    errors, data = ["ScheduleError", "WeftError"], ["ChunkCost", "Cost", "Link", "Schedule", "Weights"]
+    functions = ["load_csv", "schedule", "simulate", "timeline", "verify"]
+    assert sorted(weft.__all__) == sorted(errors + data + functions)
     assert all(hasattr(weft, name) for name in weft.__all__)
 
 
@@ -48,3 +43,24 @@ def test_what_needs_no_torch_imports_none() -> None:
         assert "weft.cli" in modules
         assert "torch" not in modules
     assert "torch" not in imported("check", "xpipe", *sizes)
+
+
+LAYERS = ("errors", "output", "schedule", "simulate", "draw", "cli")  # each may import what stands before it
+
+
+def test_imports_point_one_way() -> None:
+    found = set()
+    for path in (Path(weft.__file__).parent).rglob("*.py"):
+        home = path.relative_to(Path(weft.__file__).parent).parts[0].removesuffix(".py")
+        if home not in LAYERS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert name.split(".")[0] != "torch", path
+                if name.startswith("weft."):
+                    found.add((home, name.split(".")[1]))
+    assert {("simulate", "schedule"), ("draw", "schedule"), ("cli", "simulate")} <= found
+    for home, other in found:
+        assert LAYERS.index(other) <= LAYERS.index(home), f"{home} imports {other}"

@@ -5,9 +5,22 @@ from; whatever else those packages hold is imported as `from weft.schedule impor
 """
 
 from weft.errors import ScheduleError, WeftError
-from weft.schedule import Schedule, Weights, schedule, verify
-from weft.simulate import Cost, simulate
+from weft.schedule import Schedule, Weights, load_csv, schedule, verify
+from weft.simulate import ChunkCost, Cost, Link, simulate, timeline
 
 __version__ = "0.1.0"
 
-__all__ = ["Cost", "Schedule", "ScheduleError", "WeftError", "Weights", "schedule", "simulate", "verify"]
+__all__ = [
+    "ChunkCost",
+    "Cost",
+    "Link",
+    "Schedule",
+    "ScheduleError",
+    "WeftError",
+    "Weights",
+    "load_csv",
+    "schedule",
+    "simulate",
+    "timeline",
+    "verify",
+]

@@ -273,9 +273,9 @@ def _schedule(arguments: argparse.Namespace, *, verified: bool = True) -> Schedu
     sizes = {key: getattr(arguments, key) for key in ("stages", "microbatches")}
     if name.endswith(".csv"):
         schedule = load_csv(name)
-        for key, value in (sizes | options).items():
-            if value is not None and value != getattr(schedule, key, None):
-                raise WeftError(f"{name} says itself what it is; leave --{key.replace('_', '-')} out")
+        given = [key for key, value in sizes.items() if value not in (None, getattr(schedule, key))] + list(options)
+        if given:
+            raise WeftError(f"{name} says itself what it is; leave --{given[0].replace('_', '-')} out")
     else:
         if missing := [key for key, value in sizes.items() if value is None]:
             raise WeftError(f"{name} needs --{missing[0]}, such as --stages 4 --microbatches 8")
@@ -346,7 +346,7 @@ def _headline(figures: dict[str, Any]) -> dict[str, str]:
         "throughput": f"{figures['throughput']:.6g} micro-batches a time",
         "time of a mini-batch": f"{figures['period']:.6g}",
         "idle of fill and drain": f"{figures['fill']:.6g}",
-        f"makespan of {figures['minibatches']} mini-batches": f"{figures['makespan']:.6g}",
+        f"makespan of {count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
         "messages a micro-batch": f"{figures['messages_per_microbatch']:g}",
     }
 
@@ -358,7 +358,7 @@ def _colour(arguments: argparse.Namespace) -> bool:
 
 
 def _print_json(data: object) -> None:
-    print(json.dumps(data, indent=2))
+    print(json.dumps(data, indent=2, allow_nan=False))
 
 
 def _print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

@@ -6,6 +6,8 @@ WeftError (a ValueError)      the user's input breaks a rule: rule, values and r
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class WeftError(ValueError):
     """The input breaks a rule; the message states the rule, the values and the remedy."""
@@ -19,3 +21,11 @@ class ScheduleError(WeftError):
         self.problem = problem
         self.grid = grid
         super().__init__(f"{rule}: {problem}" + (f"\n{grid}" if grid else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that it can pass from one process to another."""
+        return _again, (self.rule, self.problem, self.grid)
+
+
+def _again(rule: str, problem: str, grid: str) -> ScheduleError:
+    return ScheduleError(rule, problem, grid=grid)

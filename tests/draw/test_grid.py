@@ -7,8 +7,8 @@ import pytest
 
 from weft.draw import grid
 from weft.errors import WeftError
-from weft.schedule import Schedule, schedule
-from weft.simulate import ChunkCost, Cost, Timeline, timeline
+from weft.schedule import Timeline, schedule
+from weft.simulate import ChunkCost, Cost, timeline
 
 WPIPE = """\
 rank 0  1a 2a 3a 4a 1b 2b 3b 4b .  .  .  .  .  .  1B 1B 5a 2B 2B 6a 3B 3B 7a 4B 4B 8a 1A 1A 5b 2A 2A 6b 3A 3A 7b 4A 4A
@@ -157,8 +157,3 @@ def test_blocks_that_can_not_be_are_refused() -> None:
             grid(replace(shown, blocks=(wrong,)))
     with pytest.raises(WeftError, match=r"0F0 on rank 1.*the schedule it ran under"):
         grid(replace(shown, blocks=(replace(first, rank=1),)))
-
-
-def test_a_rank_without_work() -> None:
-    one = Schedule(name="short", stages=2, microbatches=1, streams=["0F0 0B0", ""], placement=[0])
-    assert grid(timeline(one, minibatches=1)).splitlines()[:2] == ["rank 0  1a 1A 1A", "rank 1  .  .  ."]

@@ -12,8 +12,8 @@ import pytest
 from weft.draw import svg
 from weft.draw.picture import LABEL, LIMIT, SMALL, round_step, text_width
 from weft.errors import WeftError
-from weft.schedule import Op, Schedule, schedule
-from weft.simulate import ChunkCost, Cost, Link, Timeline, timeline
+from weft.schedule import Op, Schedule, Timeline, schedule
+from weft.simulate import ChunkCost, Cost, Link, timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,8 +8,8 @@ import pytest
 
 from weft.draw import trace
 from weft.errors import WeftError
-from weft.schedule import Op, schedule
-from weft.simulate import Cost, Link, Timeline, simulate, timeline
+from weft.schedule import Op, Timeline, schedule
+from weft.simulate import Cost, Link, simulate, timeline
 
 
 def line(name: str, link: Link | None = None) -> Timeline:

@@ -91,7 +91,7 @@ def test_every_rule_is_among_them() -> None:
 def test_the_good_one_is_good() -> None:
     """The schedule that most damages start from breaks nothing."""
     verdict = verify_program(streams(*GOOD))
-    assert set(verdict.rules) == set(RULES) - {"law"}
+    assert set(verdict.rules) == set(RULES) - {"law", "bounded"}  # for which a method or a limit is needed
     assert verdict.in_flight == (2, 1)
     assert verdict.slots == 1
 

@@ -96,10 +96,12 @@ def reads(schedule: Schedule, run: list[Key]) -> dict[Key, int]:
         if op == "U":
             made[chunk] += 1
             continue
+        late = weights.delay[chunk] if isinstance(weights.delay, tuple) else weights.delay
         if op != "F" and weights.backward == "forward":
             read[key] = read[Key("F", chunk, micro)]
-        elif op == "F" and weights.delay is not None:
-            late = weights.delay if isinstance(weights.delay, int) else weights.delay[chunk]
+        elif op == "W":  # the second half of a backward has the weights of the first
+            read[key] = read[Key("I", chunk, micro)]
+        elif op == "F" and late is not None:
             read[key] = max(0, micro // m - late)
         else:
             newest = made[chunk]
@@ -129,8 +131,8 @@ def _predicts(schedule: Schedule, key: Key) -> bool:
     weights = schedule.weights
     if not _ahead(schedule, key):
         return True
-    if key.op != "F" and weights.backward == "forward":
-        return False  # it takes its forward's prediction
+    if key.op == "W" or (key.op != "F" and weights.backward == "forward"):
+        return False  # it takes the prediction of its I, or of its forward
     return not weights.bellwether or key.micro % schedule.microbatches == 0
 
 

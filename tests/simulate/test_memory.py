@@ -16,7 +16,8 @@ from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, Simulation, simulat
 
 def agree(run: Simulation) -> None:
     """The peak is the ledger's peak, and its categories are those of a moment at which the ledger has it."""
-    ledger = moments(run.schedule, run.cost, run.minibatches)
+    late = -min(int(rows["index"].min()) for rows in run.schedule.streams) // run.schedule.microbatches + 1
+    ledger = moments(run.schedule, run.cost, max(run.minibatches, late + max(run.delay) + 2))
     for rank, (memory, held) in enumerate(zip(run.memory, ledger, strict=True)):
         assert set(memory.bytes) == set(CATEGORIES) == set(held)
         every = [dict(zip(held, values, strict=True)) for values in zip(*held.values(), strict=True)]

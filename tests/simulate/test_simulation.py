@@ -15,7 +15,7 @@ from tests.simulate.cases import VARIANTS, build, costs, schedules
 from tests.simulate.oracle import spans
 
 from weft.errors import ScheduleError, WeftError
-from weft.schedule import Schedule, schedule
+from weft.schedule import Schedule, Weights, schedule, verify
 from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, Simulation, simulate, timeline
 
 DRIFT = (5, 4)  # micro-batches and warm-up of two stages that run apart for long if the last is a little slower
@@ -182,3 +182,25 @@ def test_a_rank_without_work_is_refused_in_words(streams: tuple[str, str]) -> No
     idle = Schedule(name="idle", stages=2, microbatches=1, placement=(0, 0), streams=streams)
     with pytest.raises(ScheduleError):
         simulate(idle)
+
+
+@pytest.mark.parametrize(
+    ("stream", "weights", "in_flight", "versions"),
+    [
+        ("0F0 0B-5", Weights(delay=None), 6, 6),  # backwards begin in the sixth cycle only
+        ("0F0 0B0", Weights(delay=8), 1, 9),  # the first version serves nine mini-batches
+        ("0F0 0B0 0U-8", Weights(delay=8), 1, 1),
+    ],
+)
+def test_what_looks_steady_while_it_fills_is_not(stream: str, weights: Weights, in_flight: int, versions: int) -> None:
+    own = Schedule(name="own", stages=1, microbatches=1, streams=[stream], weights=weights)
+    verify(own)
+    run = simulate(own, minibatches=40)
+    assert (run.steady, run.period, run.bubble) == (True, 3, 0)
+    assert (run.in_flight, run.versions) == ((in_flight,), (versions,))
+    assert run.makespan == timeline(own, minibatches=40).makespan == 120
+
+
+def test_stashes_of_a_short_mini_batch_are_all_in_the_peak() -> None:
+    run = simulate(schedule("pipedream", stages=4, microbatches=1))
+    assert [one.bytes["extra_versions"] for one in run.memory] == [3, 2, 1, 0]

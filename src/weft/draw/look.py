@@ -24,10 +24,9 @@ from typing import NamedTuple
 
 from weft.draw import colour
 from weft.errors import WeftError
-from weft.schedule import Op, Step
+from weft.schedule import Block, Op, Step, Timeline
 from weft.schedule.actions import RETIRING
 from weft.schedule.core import count
-from weft.simulate import Block, Timeline
 
 PASSES = {
     Op.F: "forward",

@@ -13,8 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from weft.draw.look import FIELDS, NIGHT, TONES, Entry, Look, Style, at_most, mark, number, version
-from weft.schedule import Op
-from weft.simulate import Timeline
+from weft.schedule import Op, Timeline
 
 LIMIT = 200_000  # blocks; beyond it the file has tens of megabytes
 

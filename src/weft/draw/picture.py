@@ -13,8 +13,7 @@ from html import escape
 
 from weft.draw.look import IDLE, Look, Style, at_most, mark, number, version
 from weft.errors import WeftError
-from weft.schedule import Op, Step
-from weft.simulate import Block, Timeline
+from weft.schedule import Block, Op, Step, Timeline
 
 LIMIT = 20_000  # blocks; beyond it the file takes browsers seconds to show
 

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from weft.draw import colour as colours
 from weft.draw.look import PASSES, Look, number, ordinal, version
 from weft.errors import WeftError
-from weft.schedule import Op, Step
-from weft.simulate import Block, Timeline
+from weft.schedule import Block, Op, Step, Timeline
 
 _END, _DIM, _UNDERLINED, _REVERSED = "\x1b[0m", "\x1b[2m", "\x1b[4m", "\x1b[7m"
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from weft.draw.look import PASSES, Look, delay
 from weft.errors import WeftError
-from weft.schedule import Op, Step
+from weft.schedule import Op, Step, Timeline
 from weft.schedule.actions import BACKWARDS
-from weft.simulate import Timeline
 
 _INSIDE = 1e-3  # an arrow starts that part of a block before its end: at the very end it would be the next one's
 
@@ -100,8 +99,7 @@ def _flows(look: Look, unit: float) -> list[dict[str, Any]]:
 def _message(step: Step, *, taken: bool) -> tuple[bool, int, int]:
     """What a message is known by at both ends: its direction, the chunk that takes it, the micro-batch."""
     op, chunk, index = step.action
-    backward = op in BACKWARDS
-    return backward, chunk if taken else chunk + (-1 if backward else 1), index
+    return op in BACKWARDS, chunk if taken else step.feeds, index
 
 
 def _counters(look: Look, unit: float) -> list[dict[str, Any]]:

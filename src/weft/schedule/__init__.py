@@ -5,6 +5,7 @@ from weft.schedule.catalog import METHODS, Method, schedule
 from weft.schedule.core import Schedule
 from weft.schedule.files import load_csv, read_csv, torch_can_express, write_csv
 from weft.schedule.lower import Program, Step, lower
+from weft.schedule.timeline import Block, Timeline
 from weft.schedule.verify import RULES, Verdict, verify
 from weft.schedule.weights import Weights
 
@@ -13,6 +14,7 @@ __all__ = [
     "RULES",
     "Action",
     "B",
+    "Block",
     "F",
     "I",
     "Method",
@@ -21,6 +23,7 @@ __all__ = [
     "Rows",
     "Schedule",
     "Step",
+    "Timeline",
     "U",
     "Verdict",
     "W",

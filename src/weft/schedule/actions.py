@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,14 +60,14 @@ class Action(NamedTuple):
                 "communication is derived, so files hold compute and updates only"
             )
         chunk, op, index = int(match[1]), Op[match[2]], int(match[3])
-        if chunk > np.iinfo(np.int16).max or abs(index) > np.iinfo(np.int32).max:
-            raise WeftError(f"action {text.strip()!r} is out of range: chunks end at 32767, micro-batches at 2^31 - 1")
+        _check_range(np.array([chunk]), np.array([index]))
         return cls(op, chunk, index)
 
 
 def rows(op: Op, chunk: Indices, index: Indices) -> Rows:
     """Rows of one op; `chunk` and `index` are numbers or equally long sequences."""
     chunks, indices = np.broadcast_arrays(_integers(chunk), _integers(index))
+    _check_range(chunks, indices)
     table = np.empty(indices.size, ROW)
     table["op"], table["chunk"], table["index"] = op, chunks.ravel(), indices.ravel()
     return table
@@ -133,6 +133,15 @@ def is_any(op: npt.NDArray[np.int8], of: tuple[Op, ...]) -> npt.NDArray[np.bool_
     """Which ops are among `of`."""
     among: npt.NDArray[np.bool_] = np.logical_or.reduce([op == one for one in of])
     return among
+
+
+def _check_range(chunk: npt.NDArray[Any], index: npt.NDArray[Any]) -> None:
+    """Refuse what the columns of a row can't hold."""
+    most, far = int(np.iinfo(np.int16).max), int(np.iinfo(np.int32).max)
+    if chunk.size and not (chunk.min() >= 0 and chunk.max() <= most):
+        raise WeftError(f"an action's chunk is 0 to {most} (got {chunk.max() if chunk.min() >= 0 else chunk.min()})")
+    if index.size and not abs(index).max() <= far:
+        raise WeftError(f"an action's micro-batch is {far} at the most (got {abs(index).max()})")
 
 
 def _integers(values: Indices) -> npt.NDArray[np.int64]:

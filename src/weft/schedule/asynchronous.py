@@ -18,7 +18,6 @@ from typing import Literal
 import numpy as np
 
 from weft.errors import WeftError
-from weft.schedule import law
 from weft.schedule.actions import B, F, alternate
 from weft.schedule.core import Schedule, check_sizes
 from weft.schedule.weights import Weights
@@ -66,13 +65,14 @@ def xpipe(stages: int, microbatches: int, *, versions: Literal["published", "exa
     """
     if versions not in ("published", "exact"):
         raise WeftError(f"xpipe's versions are published or exact (got {versions!r})")
-    weights = Weights(
-        delay=None,
-        backward="newest",
-        ahead=tuple(law.xpipe_forward(stages, microbatches, rank, versions) for rank in range(stages)),
-        ahead_backward=tuple(law.xpipe_backward(microbatches, rank, versions) for rank in range(stages)),
-        bellwether=True,
-    )
+    check_sizes(stages=stages, microbatches=microbatches)
+    p, m, ranks = stages, microbatches, range(stages)
+    if versions == "exact":
+        ahead, ahead_backward = tuple(-(-(p - 1 - r) // m) for r in ranks), (0,) * p
+    else:  # rounded half up, all in halves of a step
+        ahead = tuple((2 * (p + m - 2) - r + m) // (2 * m) for r in ranks)
+        ahead_backward = tuple((2 * (m + r // 2 - 1) + m) // (2 * m) for r in ranks)
+    weights = Weights(delay=None, backward="newest", ahead=ahead, ahead_backward=ahead_backward, bellwether=True)
     options = {"versions": versions} if versions != "published" else {}
     return _order("xpipe", stages, microbatches, weights=weights, options=options)
 

@@ -14,7 +14,7 @@ Everything that comes after reads the lowered form (`lower.py`) of this descript
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ class Schedule:
     microbatches: int
     placement: tuple[int, ...]
     streams: tuple[Rows, ...]
-    weights: Weights = field(default_factory=Weights)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    weights: Weights
+    options: Mapping[str, Any]
 
     def __init__(
         self,
@@ -56,7 +56,10 @@ class Schedule:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         check_sizes(stages=stages, microbatches=microbatches)
-        chosen = tuple(range(stages)) if placement is None else tuple(int(rank) for rank in placement)
+        chosen = tuple(range(stages)) if placement is None else tuple(placement)
+        if strange := [rank for rank in chosen if not isinstance(rank, int | np.integer) or isinstance(rank, bool)]:
+            raise WeftError(f"a placement holds ranks, whole numbers from 0 (got {strange[0]!r})")
+        chosen = tuple(int(rank) for rank in chosen)
         policy = weights or Weights()
         check_work(stages=stages, microbatches=microbatches, chunks=len(chosen))
         policy.check(len(chosen))
@@ -65,7 +68,7 @@ class Schedule:
         set_field(self, "stages", stages)
         set_field(self, "microbatches", microbatches)
         set_field(self, "placement", chosen)
-        set_field(self, "streams", tuple(as_rows(stream) for stream in streams))
+        set_field(self, "streams", tuple(_own(as_rows(stream)) for stream in streams))
         set_field(self, "weights", policy)
         set_field(self, "options", dict(options or {}))
         if len(self.streams) != stages:
@@ -91,6 +94,13 @@ class Schedule:
 
     def chunks_of(self, rank: int) -> list[int]:
         return np.flatnonzero(np.array(self.placement) == rank).tolist()
+
+
+def _own(rows: Rows) -> Rows:
+    """A copy that nobody can write to."""
+    rows = rows.copy()
+    rows.setflags(write=False)
+    return rows
 
 
 def check_sizes(**sizes: Any) -> None:

@@ -27,7 +27,6 @@ class Exchange:
         self.minibatches = minibatches
         ranks = range(program.schedule.stages)
         self.steps = [list(program.steps(rank, minibatches=minibatches)) for rank in ranks]
-        self.needs, self.feeds = program.needs.tolist(), program.feeds.tolist()
 
     def run(self, visit: Visit | None = None, *, slots: int | None = None, by_cycle: bool = False) -> dict[int, int]:
         """Run all steps; `visit` sees each one. Returns the place of every rank that is stuck: none, if well.
@@ -83,19 +82,19 @@ class Exchange:
             step = self._next(rank)
             if step is None:
                 return moved
-            op, chunk, index = step.action
-            kind = pass_of(step)
-            if self.needs[op][chunk] >= 0:
+            kind, index = pass_of(step), step.action.index
+            if step.needs >= 0:
                 link = self.links[rank if step.source < 0 else step.source, rank]
-                if (kind, chunk, index) not in link:
+                message = (kind, step.action.chunk, index)
+                if message not in link:
                     return moved
-                link.remove((kind, chunk, index))
+                link.remove(message)
             if self.visit is not None:
                 self.visit(rank, step)
             self.at[rank] += 1
             moved += 1
-            if self.feeds[op][chunk] >= 0:
-                self.unsent[rank] = (kind, self.feeds[op][chunk], index)
+            if step.feeds >= 0:
+                self.unsent[rank] = (kind, step.feeds, index)
 
     def _send(self, rank: int) -> bool:
         message = self.unsent[rank]

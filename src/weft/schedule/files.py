@@ -4,8 +4,9 @@
     ,1F0,1B0,1F1,1B1,
 
 That is torch's compute-only form, and all that a synchronous schedule needs; empty cells are idle time and mean
-nothing. Where there is more to say (a weight policy, backwards of earlier mini-batches such as `0B-3`), a first
-line holds it as JSON behind `# weft`. Sends and receives are never written: they are derived.
+nothing. Where there is more to say (a weight policy, backwards of earlier mini-batches such as `0B-3`), a line
+holds it as JSON behind `# weft`; other lines that begin with `#` are comments. A file that gives itself the name of
+a method is held against that method's law. Sends and receives are never written: they are derived.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from weft.errors import WeftError
 from weft.schedule.actions import Action, Op, as_rows
 from weft.schedule.actions import actions as to_actions
+from weft.schedule.catalog import METHODS
 from weft.schedule.core import Schedule
 from weft.schedule.weights import Weights
 
@@ -52,9 +54,11 @@ def read_csv(text: str, *, name: str) -> Schedule:
     """A schedule from its text; `name` is for files that don't hold one."""
     lines = text.splitlines()
     about: dict[str, Any] = {}
-    if lines and lines[0].startswith(HEADER.strip()):
-        about = _about(lines[0][len(HEADER.strip()) :])
-        lines[0] = ""
+    for at, line in enumerate(lines):
+        if line.startswith(HEADER):
+            about = _about(line[len(HEADER) :])
+        if line.startswith("#"):
+            lines[at] = ""
     ranks = []
     for number, cells in enumerate(csv.reader(lines), start=1):
         if cells:
@@ -82,7 +86,7 @@ def read_csv(text: str, *, name: str) -> Schedule:
 def load_csv(path: str | Path) -> Schedule:
     path = Path(path)
     try:
-        return read_csv(path.read_text(encoding="utf-8"), name=path.name)
+        return read_csv(path.read_text(encoding="utf-8-sig"), name=path.name)
     except OSError as problem:
         raise WeftError(f"{path} can't be read: {problem.strerror}") from None
     except UnicodeDecodeError:
@@ -106,11 +110,16 @@ def _cell(cell: str, line: int, place: int) -> Action:
 def _about(text: str) -> dict[str, Any]:
     try:
         about = json.loads(text)
-    except json.JSONDecodeError as problem:
-        raise WeftError(f"the first line holds JSON behind '# weft' ({problem})") from None
+    except (ValueError, RecursionError) as problem:
+        raise WeftError(f"'# weft' is followed by JSON ({problem})") from None
     known = {"name": str, "microbatches": int, "weights": dict, "options": dict}
     if not isinstance(about, dict) or any(not isinstance(about[key], known.get(key, ())) for key in about):
-        raise WeftError(f"the first line may hold {', '.join(known)} (got {text.strip()})")
+        raise WeftError(f"'# weft' may hold {', '.join(known)} (got {text.strip()})")
+    options, method = about.get("options", {}), METHODS.get(about.get("name", ""))
+    for option, value in options.items() if method else ():
+        assert method is not None
+        if option not in method.options or type(value) is not type(method.options[option]):
+            raise WeftError(f"{about['name']} has the options {method.options} (got {option}: {value!r})")
     return about
 
 

@@ -7,7 +7,9 @@ lowering itself does not use them but counts updates in the order of work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import NamedTuple
 
 from weft.schedule.core import Schedule
@@ -44,13 +46,11 @@ def wpipe(schedule: Schedule, chunk: int, j: int) -> Reads:
 
 
 def xpipe(schedule: Schedule, chunk: int, j: int) -> Reads:
-    versions = schedule.options.get("versions", "published")
-    return Reads(
-        newest(schedule, chunk, 0),
-        0,
-        xpipe_forward(schedule.stages, schedule.microbatches, chunk, versions),
-        xpipe_backward(schedule.microbatches, chunk, versions),
-    )
+    n, m, r = schedule.stages, schedule.microbatches, chunk
+    behind = newest(schedule, r, 0)
+    if schedule.options.get("versions") == "exact":
+        return Reads(behind, 0, behind)
+    return Reads(behind, 0, round_half_up((n + m - Fraction(r, 2) - 2) / m), round_half_up(Fraction(m + r // 2 - 1, m)))
 
 
 def spectrain(schedule: Schedule, chunk: int, j: int) -> Reads:
@@ -79,7 +79,8 @@ LAWS: dict[str, Law] = {
 def in_flight_limit(schedule: Schedule, rank: int) -> float:
     """Micro-batches that a rank may hold between forward and backward, in whole stages.
 
-    A schedule without a law may hold all that its window of mini-batches has under way.
+    Any stream is bounded, for each of its cycles ends as many micro-batches as it begins; without a law, there is
+    no figure to hold it to.
     """
     p, m, behind = schedule.stages, schedule.microbatches, schedule.stages - 1 - rank
     warmup: int = schedule.options.get("warmup", 1)
@@ -93,28 +94,13 @@ def in_flight_limit(schedule: Schedule, rank: int) -> float:
     }
     if schedule.name in LAWS:
         return limits.get(schedule.name, warmup * behind + 1)
-    latest = min(int(rows["index"].min(initial=0)) for rows in schedule.streams)
-    return m * (1 - latest // m)
+    return math.inf
 
 
 def newest(schedule: Schedule, rank: int, j: int) -> int:
     """Updates between micro-batch `j`'s forward and its own mini-batch's, under asynchronous 1F1B."""
-    return max(0, ceil_div(schedule.stages - 1 - rank - j, schedule.microbatches))
+    return max(0, math.ceil(Fraction(schedule.stages - 1 - rank - j, schedule.microbatches)))
 
 
-def xpipe_forward(stages: int, microbatches: int, rank: int, versions: str) -> int:
-    if versions == "exact":
-        return ceil_div(stages - 1 - rank, microbatches)
-    return round_half_up(2 * (stages + microbatches - 2) - rank, 2 * microbatches)
-
-
-def xpipe_backward(microbatches: int, rank: int, versions: str) -> int:
-    return 0 if versions == "exact" else round_half_up(microbatches + rank // 2 - 1, microbatches)
-
-
-def ceil_div(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)
-
-
-def round_half_up(numerator: int, denominator: int) -> int:
-    return (2 * numerator + denominator) // (2 * denominator)
+def round_half_up(value: Fraction) -> int:
+    return math.floor(value + Fraction(1, 2))

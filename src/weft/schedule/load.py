@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from weft.errors import WeftError
@@ -18,13 +19,13 @@ def load_function(name: str) -> Callable[..., Schedule]:
     home, _, attribute = name.partition(":")
     try:
         module = _from_file(Path(home)) if home.endswith(".py") else _from_path(home)
-        function = getattr(module, attribute)
-    except FileNotFoundError:
-        raise WeftError(f"{home} is not there; name a file or a package that is") from None
-    except AttributeError:
-        raise WeftError(f"{home} has no {attribute!r}; write it as {home}:function") from None
+    except WeftError:
+        raise
     except Exception as problem:
         raise WeftError(f"{home} can't be imported ({type(problem).__name__}: {problem})") from problem
+    function = getattr(module, attribute, None)
+    if function is None:
+        raise WeftError(f"{home} has no {attribute!r}; write it as {home}:function")
 
     def build(**arguments: Any) -> Schedule:
         try:
@@ -40,18 +41,25 @@ def load_function(name: str) -> Callable[..., Schedule]:
     return build
 
 
-def _from_file(path: Path) -> Any:
+def _from_file(path: Path) -> ModuleType:
+    """Run a file as a module, with its own folder to import from."""
     if not path.is_file():
-        raise FileNotFoundError(path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+        raise WeftError(f"{path} is not there; name a file or a package that is")
+    spec = importlib.util.spec_from_file_location(f"weft_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as the import statement does it; dataclasses need it
+    _search(str(path.parent.resolve()))
     spec.loader.exec_module(module)
     return module
 
 
-def _from_path(name: str) -> Any:
-    if "" not in sys.path:  # as `python -m` does it, and the command `weft` would not
-        sys.path.insert(0, "")
+def _from_path(name: str) -> ModuleType:
+    _search("")  # the current folder, as `python -m` has it
     return importlib.import_module(name)
+
+
+def _search(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

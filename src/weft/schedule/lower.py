@@ -1,7 +1,7 @@
 """From what an author writes to what everybody reads: the passes that complete a schedule.
 
     updates      a chunk without updates gets one behind the last backward of each mini-batch
-    alignment    cycles count so that a rank's youngest mini-batch in cycle `c` is `c`
+    alignment    cycles count so that the youngest mini-batch in cycle `c` is `c`
     reads        how far behind each pass reads (`delay`), how far ahead it predicts, and which row predicts
     deaths       the row after which a version, or a prediction, is never read again
     hand-overs   which chunk's output an action needs, and which chunk takes its own
@@ -41,6 +41,8 @@ class Step(NamedTuple):
     predicts: bool  # makes that prediction; the others of its mini-batch reuse it
     dies: bool  # the version is not read again (of an update: the version before, which it may overwrite)
     forgets: bool  # the prediction is not read again
+    needs: int  # chunk whose output is its input, or -1
+    feeds: int  # chunk that takes its output, or -1
     source: int  # rank that its input comes from by message, or -1
     target: int  # rank that its output goes to by message, or -1
     cycle: int
@@ -83,36 +85,46 @@ class Program:
                 f"({self.drain} of {cycles} mini-batches to drain); use fewer stages or mini-batches"
             )
 
-    def steps(self, rank: int, *, minibatches: int) -> Iterator[Step]:
-        """What a rank runs in a window of mini-batches, from an empty pipeline to an empty pipeline."""
+    def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:
+        """What a rank runs in one cycle of a window of mini-batches (None: of a run without end)."""
         microbatches, placement = self.schedule.microbatches, self.schedule.placement
         columns = (self.op, self.chunk, self.index, self.batch, self.delay, self.ahead)
         flags = (self.predicts, self.dies, self.forgets)
-        table = list(enumerate(zip(*(column[rank].tolist() for column in columns + flags), strict=True)))
+        table = zip(*(column[rank].tolist() for column in columns + flags), strict=True)
+        for row, (op, chunk, index, batch, delay, ahead, predicts, dies, forgets) in enumerate(table):
+            minibatch = batch + cycle
+            if op == NONE or minibatch < 0 or (minibatches is not None and minibatch >= minibatches):
+                continue
+            needs, feeds = int(self.needs[op, chunk]), int(self.feeds[op, chunk])
+            yield Step(
+                action=Action(Op(op), chunk, index + cycle * (1 if op == Op.U else microbatches)),
+                minibatch=minibatch,
+                version=minibatch + 1 if op == Op.U else max(0, minibatch - delay),
+                ahead=ahead,
+                predicts=predicts,
+                dies=dies and minibatch >= delay,  # version 0 serves all that would read an earlier one
+                forgets=forgets,
+                needs=needs,
+                feeds=feeds,
+                source=-1 if needs < 0 or placement[needs] == rank else placement[needs],
+                target=-1 if feeds < 0 or placement[feeds] == rank else placement[feeds],
+                cycle=cycle,
+                row=row,
+            )
+
+    def steps(self, rank: int, *, minibatches: int) -> Iterator[Step]:
+        """What a rank runs in a window of mini-batches, from an empty pipeline to an empty pipeline.
+
+        After the window no version but the newest is read again, whether its `dies` was in the window or not.
+        """
         for cycle in range(minibatches + self.drain):
-            for row, (op, chunk, index, batch, delay, ahead, predicts, dies, forgets) in table:
-                minibatch = batch + cycle
-                if op == NONE or not 0 <= minibatch < minibatches:
-                    continue
-                needs, feeds = int(self.needs[op, chunk]), int(self.feeds[op, chunk])
-                yield Step(
-                    action=Action(Op(op), chunk, index + cycle * (1 if op == Op.U else microbatches)),
-                    minibatch=minibatch,
-                    version=minibatch + 1 if op == Op.U else max(0, minibatch - delay),
-                    ahead=ahead,
-                    predicts=predicts,
-                    dies=dies and minibatch >= delay,  # version 0 serves all that would read an earlier one
-                    forgets=forgets,
-                    source=-1 if needs < 0 or placement[needs] == rank else placement[needs],
-                    target=-1 if feeds < 0 or placement[feeds] == rank else placement[feeds],
-                    cycle=cycle,
-                    row=row,
-                )
+            yield from self.cycle(rank, cycle, minibatches=minibatches)
 
 
 def lower(schedule: Schedule) -> Program:
     """Run all passes over a schedule."""
-    streams = [_aligned(_with_updates(rows, schedule.microbatches), schedule.microbatches) for rows in schedule.streams]
+    streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
+    streams = _aligned(streams, schedule.microbatches)
     shape = (schedule.stages, max(map(len, streams)))
     needs, feeds = _hand_overs(schedule.chunks)
     program = Program(
@@ -150,23 +162,26 @@ def _with_updates(rows: Rows, microbatches: int) -> Rows:
     return np.insert(rows, places, join(*updates)) if updates else rows
 
 
-def _aligned(rows: Rows, microbatches: int) -> Rows:
-    """Pass 2: a stream has no beginning of its own; let its youngest mini-batch be that of the cycle."""
-    if not rows.size:
-        return rows
-    update = rows["op"] == Op.U
-    late = int(np.where(update, rows["index"], rows["index"] // microbatches).max())
-    if late == 0:
-        return rows
-    rows = rows.copy()
-    rows["index"] -= late * np.where(update, 1, microbatches).astype(np.int32)
-    return rows
+def _aligned(streams: list[Rows], microbatches: int) -> list[Rows]:
+    """Pass 2: an order has no beginning of its own; let the youngest mini-batch of the first cycle be 0."""
+    youngest = max((int(_batch(rows, microbatches).max()) for rows in streams if rows.size), default=0)
+    if youngest == 0:
+        return streams
+    streams = [rows.copy() for rows in streams]
+    for rows in streams:
+        rows["index"] -= youngest * np.where(rows["op"] == Op.U, 1, microbatches).astype(np.int32)
+    return streams
+
+
+def _batch(rows: Rows, microbatches: int) -> Ints:
+    """The mini-batch that each row speaks of, relative to its cycle."""
+    return np.where(rows["op"] == Op.U, rows["index"], rows["index"] // microbatches)
 
 
 def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.generic]]:
     """Passes 3 and 4 for the stream of one rank."""
     op, chunk, index = (np.ascontiguousarray(rows[name]) for name in ("op", "chunk", "index"))
-    batch = np.where(op == Op.U, index, index // schedule.microbatches)
+    batch = _batch(rows, schedule.microbatches)
     zeros = np.zeros(len(rows), np.int16)
     if batch.size and batch.min() < -MOST_BEHIND:
         raise WeftError(f"streams reach back {MOST_BEHIND} mini-batches at the most (got {-int(batch.min())})")
@@ -198,7 +213,7 @@ def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedul
         if steps:
             predicts[mask] = first[mask] if weights.bellwether else True
 
-    choose(forward, None if weights.delay is None else of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
+    choose(forward, of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
     if weights.backward == "newest":
         choose(backward & (op != Op.W), None, of_chunk(weights.ahead_backward, chunk))
         source, readers = is_any(op, BACKWARDS), op == Op.W

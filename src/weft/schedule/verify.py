@@ -6,11 +6,12 @@ cycle and every delay; messages block as they do in the runtime (`exchange.py`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from weft.errors import ScheduleError
+from weft.errors import ScheduleError, WeftError
 from weft.schedule.actions import BACKWARDS, NONE, RETIRING, Action, Op
 from weft.schedule.core import Schedule, check_sizes, count
 from weft.schedule.exchange import Exchange, pass_of
@@ -54,6 +55,8 @@ def verify(schedule: Schedule, *, slots: int | None = None, in_flight: float | N
     """
     if slots is not None:
         check_sizes(slots=slots)
+    if in_flight is not None and not (type(in_flight) in (int, float) and 0 < in_flight < math.inf):
+        raise WeftError(f"in_flight must be a number above 0 (got {in_flight!r})")
     return verify_program(lower(schedule), slots=slots, in_flight=in_flight)
 
 
@@ -65,7 +68,7 @@ def verify_program(program: Program, *, slots: int | None = None, in_flight: flo
     run.check_deaths()
     return Verdict(
         schedule=program.schedule,
-        rules=tuple(rule for rule in RULES if rule != "law" or run.law is not None),
+        rules=tuple(rule for rule in RULES if rule not in run.unknown),
         minibatches=run.minibatches,
         actions=sum(len(steps) for steps in run.exchange.steps),
         in_flight=tuple(held / parts for held, parts in zip(run.peak, run.parts, strict=True)),
@@ -144,6 +147,9 @@ class _Run:
             in_flight_limit(schedule, rank) if in_flight is None else in_flight for rank in range(schedule.stages)
         ]
         self.law: Law | None = LAWS.get(schedule.name)
+        self.unknown = {"law"} if self.law is None else set()  # rules that there is nothing to hold against
+        if math.inf in self.limits:
+            self.unknown.add("bounded")
 
     def all(self) -> None:
         """Run cycle by cycle, every step checked; then once more as messages block, where that is asked for."""
@@ -228,7 +234,9 @@ class _Run:
         """A row that reuses a prediction: of its own pass, or, in the backward, of its forward."""
         source = self._prediction(step)
         if chunk.predictions.get(source) != (step.version, step.ahead):
-            problem = f"{step.action} uses a prediction of mini-batch {step.minibatch} that is not there"
+            first = "its mini-batch's first micro-batch makes it, so let that run first"
+            remedy = first if self.schedule.weights.bellwether else "its forward makes it"
+            problem = f"{step.action} uses a prediction of mini-batch {step.minibatch} that is not there ({remedy})"
             self.fail("predictions", problem, rank)
         if step.forgets:
             del chunk.predictions[source]

@@ -7,34 +7,36 @@ version `max(0, t - delay)`, and, where it predicts, the weights `ahead` updates
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeVar
 
 from weft.errors import WeftError
 
-PerChunk: TypeAlias = "int | tuple[int, ...]"  # one number for all chunks, or one each
+Value = TypeVar("Value", int, "int | None")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     """Which weights a micro-batch of mini-batch `t` reads in each chunk.
 
-    `delay`       forward at `W_{t-delay}`; None: at the newest version on the rank when the forward runs
+    `delay`       forward at `W_{t-delay}`; None: at the newest version on the rank when the forward runs;
+                  this and the two below are one for all chunks, or a tuple of one a chunk
     `backward`    "forward": at the weights of its forward; "newest": at the newest version when it runs
     `ahead`       forward at weights predicted that many updates beyond that version
     `ahead_backward`   the same for a backward at the newest version
     `bellwether`  a mini-batch's first micro-batch chooses (and predicts) for all; False: each for itself
     """
 
-    delay: PerChunk | None = 0
+    delay: int | tuple[int | None, ...] | None = 0
     backward: Literal["forward", "newest"] = "forward"
-    ahead: PerChunk = 0
-    ahead_backward: PerChunk = 0
+    ahead: int | tuple[int, ...] = 0
+    ahead_backward: int | tuple[int, ...] = 0
     bellwether: bool = False
 
     def __post_init__(self) -> None:
         for name in ("delay", "ahead", "ahead_backward"):
             value = getattr(self, name)
-            if value is not None and any(type(one) is not int or one < 0 for one in _each(value)):
+            newest = (None,) if name == "delay" else ()
+            if any(one not in newest and (type(one) is not int or one < 0) for one in _each(value)):
                 raise WeftError(f"Weights.{name} is a whole number from 0, or one a chunk (got {value!r})")
         if not isinstance(self.bellwether, bool):
             raise WeftError(f"Weights.bellwether is true or false (got {self.bellwether!r})")
@@ -55,14 +57,10 @@ class Weights:
                     "one number serves all chunks"
                 )
 
-    @property
-    def predicts(self) -> bool:
-        return any(_each(self.ahead)) or any(_each(self.ahead_backward))
+
+def of_chunk(value: Value | tuple[Value, ...], chunk: int) -> Value:
+    return value[chunk] if isinstance(value, tuple) else value
 
 
-def of_chunk(value: PerChunk, chunk: int) -> int:
-    return value if isinstance(value, int) else value[chunk]
-
-
-def _each(value: PerChunk) -> tuple[int, ...]:
+def _each(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)

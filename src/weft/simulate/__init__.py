@@ -2,17 +2,15 @@
 
 from weft.simulate.cost import ChunkCost, Cost, Link
 from weft.simulate.memory import CATEGORIES, RankMemory
-from weft.simulate.simulation import Block, Simulation, Timeline, simulate, timeline
+from weft.simulate.simulation import Simulation, simulate, timeline
 
 __all__ = [
     "CATEGORIES",
-    "Block",
     "ChunkCost",
     "Cost",
     "Link",
     "RankMemory",
     "Simulation",
-    "Timeline",
     "simulate",
     "timeline",
 ]

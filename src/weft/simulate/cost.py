@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from weft.errors import WeftError
-from weft.schedule import Schedule
+import numpy as np
+import numpy.typing as npt
 
-LARGEST = 1e100  # of any cost: what adds up to more is no number any more
+from weft.errors import WeftError
+from weft.schedule import Op, Schedule
+
+LEAST, LARGEST = 1e-100, 1e100  # of any cost but 0: sums and quotients of others are no numbers any more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +150,24 @@ class Cost:
                 raise WeftError(f"links join ranks 0 to {schedule.stages - 1} (got {edge[0]}-{edge[1]})")
 
 
+def durations(cost: Cost) -> npt.NDArray[np.float64]:
+    """Time of each op in each chunk."""
+    table = np.zeros((len(Op), len(cost.chunks)))
+    for chunk, one in enumerate(cost.chunks):
+        again = one.forward if one.recompute else 0.0
+        table[Op.F, chunk] = one.forward
+        table[Op.B, chunk] = again + one.backward_input + one.backward_weight
+        table[Op.I, chunk] = again + one.backward_input
+        table[Op.W, chunk] = one.backward_weight
+        table[Op.U, chunk] = one.update
+    return table
+
+
+def message_bytes(cost: Cost, op: Op, chunk: int) -> float:
+    """Bytes that an action's output takes: the next chunk's input, or the gradient of its own."""
+    return cost.chunks[chunk + 1].input_bytes if op == Op.F else cost.chunks[chunk].input_bytes
+
+
 def _build(kind: type[Any], values: Any) -> Any:
     known = {one.name for one in fields(kind)}
     if not isinstance(values, dict) or set(values) - known:
@@ -169,6 +190,10 @@ def _check(cost: ChunkCost | Link) -> None:
                 raise WeftError(f"{type(cost).__name__}.{one.name} is true or false (got {value!r})")
         elif one.name == "bandwidth" and value == math.inf:
             continue
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
-            shown = f"{value!r}"[:40]
-            raise WeftError(f"{type(cost).__name__}.{one.name} must be a number from 0 to {LARGEST:g} (got {shown})")
+        elif (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not (value == 0 or LEAST <= value <= LARGEST)
+        ):
+            name, shown = f"{type(cost).__name__}.{one.name}", f"{value!r}"[:40]
+            raise WeftError(f"{name} must be a number from 0, or {LEAST:g}, to {LARGEST:g} (got {shown})")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from weft.errors import ScheduleError
 from weft.schedule import Op, Program
 from weft.schedule.actions import BACKWARDS, NONE, Action
-from weft.simulate.cost import Cost
+from weft.simulate.cost import Cost, durations, message_bytes
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.integer]
@@ -43,7 +43,7 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What the future depends on, in time relative to rank 0's clock."""
+    """What the future depends on once every row runs, in time relative to rank 0's clock."""
 
     now: float
     times: Floats
@@ -202,21 +202,3 @@ class Machine:
             "no deadlock",
             f"every rank waits for another; rank {rank} waits before {action}; weft.verify shows the whole grid",
         )
-
-
-def durations(cost: Cost) -> Floats:
-    """Time of each op in each chunk."""
-    table = np.zeros((len(Op), len(cost.chunks)))
-    for chunk, one in enumerate(cost.chunks):
-        again = one.forward if one.recompute else 0.0
-        table[Op.F, chunk] = one.forward
-        table[Op.B, chunk] = again + one.backward_input + one.backward_weight
-        table[Op.I, chunk] = again + one.backward_input
-        table[Op.W, chunk] = one.backward_weight
-        table[Op.U, chunk] = one.update
-    return table
-
-
-def message_bytes(cost: Cost, op: Op, chunk: int) -> float:
-    """Bytes that an action's output takes: the next chunk's input, or the gradient of its own."""
-    return cost.chunks[chunk + 1].input_bytes if op == Op.F else cost.chunks[chunk].input_bytes

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from weft.schedule import Op, Program
 from weft.schedule.actions import BACKWARDS, RETIRING, is_any
-from weft.simulate.cost import Cost
-from weft.simulate.machine import Floats, Ints, Stretch, durations
+from weft.simulate.cost import Cost, durations
+from weft.simulate.machine import Floats, Ints, Stretch
 
 ROUNDING = 1e-12  # of times, relative to the length of the run
 CATEGORIES = ("weights", "extra_versions", "gradients", "optimizer", "activations", "buffers")

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from weft.errors import WeftError
-from weft.schedule import Op, Program, Schedule, Step, lower
+from weft.schedule import Block, Op, Program, Schedule, Timeline, lower
 from weft.schedule.core import check_sizes
-from weft.simulate.cost import Cost
-from weft.simulate.machine import Floats, Machine, State, Stretch, durations, message_bytes
+from weft.simulate.cost import Cost, durations, message_bytes
+from weft.simulate.machine import Floats, Machine, State, Stretch
 from weft.simulate.memory import RankMemory, measure
 
 LOOK_BACK = 64  # states to compare with in search of a repetition
@@ -93,6 +93,9 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     if not period > 0:
         raise WeftError("a simulation needs time to pass (all costs are 0); give forward or backward a time")
     run = stretches[-1].cycles.stop
+    settled = int((program.delay - program.batch).max()) + 1  # until then some reads are held up at version 0
+    stretches += machine.stretches(range(run, settled))
+    run = max(run, settled)
     window = minibatches or run
     skipped = max(0, window - run) // again * again if again else 0  # what repeats need not be run again
     own = max(run, window - skipped)
@@ -128,40 +131,6 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """One executed action on a rank."""
-
-    rank: int
-    start: float
-    end: float
-    step: Step
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON data; an update's version is the one that it makes, and it has no delay."""
-        step, update = self.step, self.step.action.op == Op.U
-        return {
-            "rank": self.rank,
-            "start": self.start,
-            "end": self.end,
-            "action": str(step.action),
-            "minibatch": step.minibatch,
-            "version": step.version,
-            "delay": None if update else step.minibatch - step.version,
-            "ahead": step.ahead,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Timeline:
-    """A window of mini-batches, simulated or measured: what the pictures are drawn from."""
-
-    schedule: Schedule
-    minibatches: int
-    blocks: tuple[Block, ...]
-    makespan: float
-
-
 def timeline(schedule: Schedule, cost: Cost | None = None, *, minibatches: int) -> Timeline:
     """Run a window of mini-batches, from an empty pipeline to an empty pipeline, and keep every block."""
     check_sizes(minibatches=minibatches)
@@ -193,11 +162,12 @@ def _until_steady(machine: Machine) -> tuple[list[Stretch], float, int]:
     stretches: list[Stretch] = []
     states: list[State] = []
     ranks, height = machine.program.op.shape
-    full = machine.program.drain + 2
     while True:
         run = len(stretches) * machine.most
         stretches.append(machine.run(range(run, run + machine.most)))
         run += machine.most
+        if run < machine.program.drain:
+            continue  # some rows have not begun to run: what looks alike need not go on alike
         states.append(machine.state(run))
         now = states[-1]
         for back, before in enumerate(reversed(states[-1 - LOOK_BACK : -1]), start=1):
@@ -205,7 +175,7 @@ def _until_steady(machine: Machine) -> tuple[list[Stretch], float, int]:
                 again = back * machine.most
                 return stretches, (now.now - before.now) / again, again
         more = run + machine.most
-        if run > full and len(states) > 2 and (more * height > PATIENCE or more * height * ranks > PATIENCE_OF_ALL):
+        if len(states) > 2 and (more * height > PATIENCE or more * height * ranks > PATIENCE_OF_ALL):
             half = len(states) // 2
             passed = (len(states) - 1 - half) * machine.most
             return stretches, (now.now - states[half].now) / passed, 0

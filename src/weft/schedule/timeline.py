@@ -1,0 +1,44 @@
+"""A schedule in time, simulated or measured: what the pictures are drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.schedule.actions import Op
+from weft.schedule.core import Schedule
+from weft.schedule.lower import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One executed action on a rank."""
+
+    rank: int
+    start: float
+    end: float
+    step: Step
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data; an update's version is the one that it makes, and it has no delay."""
+        step, update = self.step, self.step.action.op == Op.U
+        return {
+            "rank": self.rank,
+            "start": self.start,
+            "end": self.end,
+            "action": str(step.action),
+            "minibatch": step.minibatch,
+            "version": step.version,
+            "delay": None if update else step.minibatch - step.version,
+            "ahead": step.ahead,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Timeline:
+    """A window of mini-batches."""
+
+    schedule: Schedule
+    minibatches: int
+    blocks: tuple[Block, ...]
+    makespan: float
