@@ -129,10 +129,19 @@ BAD: list[tuple[list[str], str]] = [
     (["simulate", "2bw", "--stages", "9" * 30, "--microbatches", "9" * 30], "at most 32767 chunks"),
     (["simulate", "2bw", *SIZES, "--chunks", "2"], "2bw has no option 'chunks'"),
     (["simulate", "2bw", *SIZES, "--stage", "2"], "unrecognized arguments"),
-    (["simulate", "2bw", *SIZES, "--latency", "-1"], "must be a number from 0"),
-    (["simulate", "2bw", *SIZES, "--forward", "nan"], "must be a number from 0"),
+    (["simulate", "2bw", *SIZES, "--latency", "-1"], "must be 0 or a number from"),
+    (["simulate", "2bw", *SIZES, "--forward", "nan"], "must be 0 or a number from"),
     (["simulate", "2bw", *SIZES, "--forward", "0", "--backward", "0"], "needs time to pass"),
     (["simulate", "2bw", *SIZES, "--minibatches", "0"], "minibatches must be a whole number"),
+    (["simulate", "2bw", *SIZES, "--latency", "5x"], "must be a number (got '5x')"),
+    (["simulate", "2bw", *SIZES, "--bandwidth", "5"], "--bandwidth needs --input-bytes"),
+    (["simulate", "2bw", *SIZES, "--forward", "1e-320"], "must be 0 or a number from"),
+    (["simulate", "README.md"], "there is no schedule 'README.md'"),
+    (["simulate", "own.py", *SIZES], "own.py:function"),
+    (["simulate", "2bw", *SIZES, "--microbatch", "2"], "did you mean '--microbatches'?; 'weft simulate --help'"),
+    (["draw", "2bw", *SIZES, "--until", "3"], "--until goes with -o FILE.svg"),
+    (["draw", "2bw", *SIZES, "--minibatches", "10000000"], "keeping every block"),
+    (["check", "2bw", *SIZES, "--in-flight", "nan"], "in_flight must be a number above 0"),
     (["simulate", "2bw", *SIZES, "--costs", "none.json"], "can't be read"),
     (["simulate", "none.csv"], "can't be read: No such file"),
     (["simulate", "none:function", *SIZES], "can't be imported"),
@@ -146,7 +155,7 @@ BAD: list[tuple[list[str], str]] = [
     (["draw", "2bw", *SIZES, "--width", "0"], "width"),
     (["draw", "2bw", *SIZES, "--minibatches", "0"], "minibatches must be a whole number"),
     (["draw", "2bw", *SIZES, "--colour", "pink"], "invalid choice"),
-    (["draw", "2bw", *SIZES, "-o", "x.html", "--until", "3"], "--until is for .svg"),
+    (["draw", "2bw", *SIZES, "-o", "x.html", "--until", "3"], "--until goes with -o FILE.svg"),
     (["draw", "2bw", *SIZES, "-o", "x.svg", "--until", "-3"], "must be above 0"),
     (["check", "2bw", *SIZES, "-o", "x.svg"], "ends in .csv"),
     (["check", "2bw", *SIZES, "--slots", "0"], "slots must be a whole number"),
@@ -198,6 +207,32 @@ def test_as_a_module_with_version_and_help() -> None:
     assert all(command in text for command in ("schedules", "draw", "simulate", "check"))
     assert run("simulate", "--help", capture_output=True).returncode == 0
     assert run("simulate", "nope", *SIZES, capture_output=True).returncode == 2
+
+
+def test_an_output_that_is_full_or_closed_gives_no_traceback() -> None:
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            done = run("simulate", "2bw", *SIZES, stdout=full, stderr=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (2, "weft: the output can't be written: No space left on device\n")
+    done = run("simulate", "2bw", *SIZES, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_colour_follows_the_terminal_and_its_wishes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b[" in out(capsys, "draw", "1f1b", *SIZES)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in out(capsys, "draw", "1f1b", *SIZES)
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b[" not in out(capsys, "draw", "1f1b", *SIZES)
+
+
+def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path: Path) -> None:
+    assert main(["draw", "wpipe", *SIZES, "--until", "18.5", "-o", str(tmp_path / "x.svg")]) == 0
+    assert (tmp_path / "x.svg").read_text() == (ROOT / "docs" / "wpipe.svg").read_text()
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -45,7 +45,15 @@ def test_what_needs_no_torch_imports_none() -> None:
     assert "torch" not in imported("check", "xpipe", *sizes)
 
 
-LAYERS = ("errors", "output", "schedule", "simulate", "draw", "cli")  # each may import what stands before it
+LAYERS = (
+    "errors",
+    "output",
+    "schedule",
+    "simulate",
+    "draw",
+    "arguments",
+    "cli",
+)  # each may import what stands before it
 
 
 def test_imports_point_one_way() -> None:

@@ -8,19 +8,18 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from weft import __version__
 from weft import draw as pictures
-from weft import schedule as by_name
 from weft import simulate as run_simulation
+from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, number, schedule_of, whole
 from weft.errors import WeftError
 from weft.output import write_text
-from weft.schedule import METHODS, RULES, Schedule, load_csv, verify, write_csv
+from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
 from weft.schedule.core import count
-from weft.schedule.load import load_function
-from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, timeline
+from weft.simulate import CATEGORIES, ChunkCost, Cost, timeline
 
 MISTAKE = 2  # exit code for a user's mistake
 INTERRUPTED = 130
@@ -32,16 +31,20 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         parsed = _parser().parse_args(arguments)
         parsed.run(parsed)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed from the start
+            sys.stdout.flush()
         return 0
     except WeftError as problem:
         print(f"weft: {problem}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has read enough
+    except OSError as problem:  # of the standard output: files have errors of their own
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(problem, BrokenPipeError):  # whoever read it has read enough
+            return 0
+        print(f"weft: the output can't be written: {problem.strerror}", file=sys.stderr)
+        return MISTAKE
 
 
 def schedules(arguments: argparse.Namespace) -> None:
@@ -77,8 +80,10 @@ def schedules(arguments: argparse.Namespace) -> None:
 
 def draw(arguments: argparse.Namespace) -> None:
     """Draw a schedule: in the terminal, or into a file."""
-    schedule = _schedule(arguments)
-    cost = _cost(arguments, schedule)
+    schedule = schedule_of(arguments)
+    cost = cost_of(arguments, schedule)
+    if arguments.until is not None and not (arguments.output or "").lower().endswith(".svg"):
+        raise WeftError("--until goes with -o FILE.svg; the other drawings can be cut by --width or zoomed")
     if arguments.output is None and not arguments.json:
         width = _or(arguments.width, shutil.get_terminal_size(fallback=(120, 24)).columns)
         minibatches = _or(arguments.minibatches, _enough(schedule, cost, width))
@@ -89,19 +94,17 @@ def draw(arguments: argparse.Namespace) -> None:
     if arguments.output is not None:
         writers: dict[str, Callable[[], str]] = {
             ".svg": lambda: pictures.svg(shown, until=arguments.until),
-            ".html": lambda: pictures.html(shown, _headline(run_simulation(schedule, cost).as_dict())),
+            ".html": lambda: pictures.html(shown, _headline(_figures(schedule, cost, shown.minibatches))),
             ".json": lambda: pictures.trace(shown),
         }
         ending = os.path.splitext(arguments.output)[1].lower()
         if ending not in writers:
             raise WeftError(f"-o takes a file that ends in {', '.join(writers)} (got {arguments.output})")
-        if arguments.until is not None and ending != ".svg":
-            raise WeftError(f"--until is for .svg files, the others can be zoomed (got {arguments.output})")
         write_text(arguments.output, writers[ending]())
     if arguments.json:
         _print_json(
-            {
-                "schedule": schedule.name,
+            _about(schedule)
+            | {
                 "minibatches": shown.minibatches,
                 "makespan": shown.makespan,
                 "output": arguments.output,
@@ -114,8 +117,8 @@ def draw(arguments: argparse.Namespace) -> None:
 
 def simulate(arguments: argparse.Namespace) -> None:
     """Simulate a schedule: time, memory, delay, traffic."""
-    schedule = _schedule(arguments)
-    figures = run_simulation(schedule, _cost(arguments, schedule), minibatches=arguments.minibatches).as_dict()
+    schedule = schedule_of(arguments)
+    figures = _figures(schedule, cost_of(arguments, schedule), arguments.minibatches)
     if arguments.json:
         _print_json(figures)
         return
@@ -126,7 +129,7 @@ def simulate(arguments: argparse.Namespace) -> None:
     _print_table(
         ("rank", "bubble", "in flight", *(name.replace("_", " ") for name in CATEGORIES), "total"),
         [
-            (rank, f"{bubble:.1%}", f"{held:g}", *(f"{memory[name]:g}" for name in (*CATEGORIES, "total")))
+            (rank, f"{bubble:.1%}", f"{held:g}", *(_amount(memory[name]) for name in (*CATEGORIES, "total")))
             for rank, (held, bubble, memory) in enumerate(ranks)
         ],
     )
@@ -137,7 +140,7 @@ def simulate(arguments: argparse.Namespace) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Verify a schedule against every rule; write it as CSV if asked."""
-    schedule = _schedule(arguments, verified=False)
+    schedule = schedule_of(arguments, verified=False)
     verdict = verify(schedule, slots=arguments.slots, in_flight=arguments.in_flight)
     if arguments.output is not None:
         if not arguments.output.endswith(".csv"):
@@ -145,10 +148,8 @@ def check(arguments: argparse.Namespace) -> None:
         write_text(arguments.output, write_csv(schedule))
     if arguments.json:
         _print_json(
-            {
-                "schedule": schedule.name,
-                "stages": schedule.stages,
-                "microbatches": schedule.microbatches,
+            _about(schedule)
+            | {
                 "rules": list(verdict.rules),
                 "minibatches": verdict.minibatches,
                 "actions": verdict.actions,
@@ -163,6 +164,7 @@ def check(arguments: argparse.Namespace) -> None:
     _print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
     if "law" not in verdict.rules:
         print("law: no law is known for this schedule; its versions exist, live and die as they should")
+    print(f"micro-batches in flight, by rank: {', '.join(f'{held:g}' for held in _some(verdict.in_flight))}")
     print(f"a link has to hold {verdict.slots} unread message{'s' if verdict.slots > 1 else ''}")
 
 
@@ -174,76 +176,40 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], None]
 
 
-def _json_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print data instead of text")
-
-
-def _schedule_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="a name that 'weft schedules' lists, a file.csv, or package.module:function")
-    parser.add_argument("--stages", type=_whole, metavar="P", help="ranks of the pipeline")
-    parser.add_argument("--microbatches", type=_whole, metavar="M", help="micro-batches a mini-batch")
-    parser.add_argument("--chunks", type=_whole, metavar="V", help="chunks a rank (interleaved; default 2)")
-    parser.add_argument("--warmup", type=_whole, help="more forwards ahead to hide slow links (2bw, wpipe; default 1)")
-    parser.add_argument("--versions", help="xpipe: published (default) or exact count of updates to predict")
-    parser.add_argument("--vertical-sync", action="store_true", default=None, help="pipedream with vertical sync")
-    _json_argument(parser)
-
-
-def _cost_arguments(parser: argparse.ArgumentParser) -> None:
-    costs = parser.add_argument_group("costs", "of a whole stage, in units of your choice")
-    costs.add_argument("--forward", type=float, metavar="T", help="time of a forward (default 1)")
-    costs.add_argument("--backward", type=float, metavar="T", help="time of a backward (default 2)")
-    costs.add_argument("--update", type=float, metavar="T", help="time of an update (default 0)")
-    for name, default in (("activation", 1), ("input", 0), ("weight", 1), ("gradient", 1), ("optimizer", 2)):
-        costs.add_argument(f"--{name}-bytes", type=float, metavar="N", help=f"default {default}")
-    costs.add_argument("--recompute", action="store_true", default=None, help="keep inputs only, run forwards twice")
-    costs.add_argument("--latency", type=float, metavar="T", help="time of a hop (default 0)")
-    costs.add_argument("--bandwidth", type=float, metavar="N", help="bytes a time of a link (default: without limit)")
-    costs.add_argument("--no-overlap", action="store_true", default=None, help="sending stops the sender's compute")
-    costs.add_argument("--costs", metavar="FILE", help="costs of each chunk and link, as JSON, instead of all these")
-
-
 def _draw_arguments(parser: argparse.ArgumentParser) -> None:
-    _schedule_arguments(parser)
+    add_schedule(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="a .svg, .html or .json (Perfetto) file")
-    parser.add_argument("--minibatches", type=_whole, metavar="N", help="window (default: the width, or 3 in a file)")
-    parser.add_argument("--until", type=float, metavar="T", help="draw the time before T only, in a .svg")
-    parser.add_argument("--width", type=_whole, metavar="N", help="columns (default: the terminal's)")
+    parser.add_argument("--minibatches", type=whole, metavar="N", help="window (default: the width, or 3 in a file)")
+    parser.add_argument("--until", type=number, metavar="T", help="draw the time before T only, in a .svg")
+    parser.add_argument("--width", type=whole, metavar="N", help="columns (default: the terminal's)")
     parser.add_argument("--colour", "--color", choices=("auto", "always", "never"), default="auto")
     parser.add_argument("--show-versions", action="store_true", help="a line below each rank: weight versions read")
-    _cost_arguments(parser)
+    add_costs(parser)
 
 
 def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
-    _schedule_arguments(parser)
-    parser.add_argument("--minibatches", type=_whole, metavar="N", help="window that the makespan is of")
-    _cost_arguments(parser)
+    add_schedule(parser)
+    parser.add_argument("--minibatches", type=whole, metavar="N", help="window that the makespan is of")
+    add_costs(parser)
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    _schedule_arguments(parser)
+    add_schedule(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the schedule to a .csv file")
-    parser.add_argument("--slots", type=_whole, metavar="N", help="unread messages a link holds (default: as needed)")
-    parser.add_argument("--in-flight", type=float, metavar="X", help="micro-batches a rank may hold, in stages")
+    parser.add_argument("--slots", type=whole, metavar="N", help="unread messages a link holds (default: as needed)")
+    parser.add_argument("--in-flight", type=number, metavar="X", help="micro-batches a rank may hold, in stages")
 
 
 COMMANDS: dict[str, Command] = {
-    "schedules": Command(run=schedules, arguments=_json_argument),
+    "schedules": Command(run=schedules, arguments=add_json),
     "draw": Command(run=draw, arguments=_draw_arguments),
     "simulate": Command(run=simulate, arguments=_simulate_arguments),
     "check": Command(run=check, arguments=_check_arguments),
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that tells a mistake in one line, as everything else here does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise WeftError(f"{message}; '{self.prog} --help' tells more")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="weft",
         description="Asynchronous pipeline-parallel training: draw, simulate and check its schedules.",
         epilog="Try: weft draw wpipe --stages 4 --microbatches 4",
@@ -254,69 +220,23 @@ def _parser() -> argparse.ArgumentParser:
         words = (command.run.__doc__ or "").strip()
         one = commands.add_parser(name, help=words, description=words, allow_abbrev=False)
         command.arguments(one)
-        one.set_defaults(run=command.run)
+        one.set_defaults(run=command.run, parser=one)
     return parser
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number (got {text[:40]!r})") from None
+def _figures(schedule: Schedule, cost: Cost, minibatches: int | None) -> dict[str, Any]:
+    return run_simulation(schedule, cost, minibatches=minibatches).as_dict()
 
 
-def _schedule(arguments: argparse.Namespace, *, verified: bool = True) -> Schedule:
-    """The schedule that the arguments name; a user's own is verified, unless the caller will do that."""
-    name: str = arguments.name
-    options = {key: getattr(arguments, key) for key in ("chunks", "warmup", "versions", "vertical_sync")}
-    options = {key: value for key, value in options.items() if value is not None}
-    sizes = {key: getattr(arguments, key) for key in ("stages", "microbatches")}
-    if name.endswith(".csv"):
-        schedule = load_csv(name)
-        given = [key for key, value in sizes.items() if value not in (None, getattr(schedule, key))] + list(options)
-        if given:
-            raise WeftError(f"{name} says itself what it is; leave --{given[0].replace('_', '-')} out")
-    else:
-        if missing := [key for key, value in sizes.items() if value is None]:
-            raise WeftError(f"{name} needs --{missing[0]}, such as --stages 4 --microbatches 8")
-        if ":" not in name:
-            return by_name(name, **sizes, **options)
-        schedule = load_function(name)(**sizes, **options)
-    if verified:
-        verify(schedule)
-    return schedule
-
-
-def _cost(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
-    given = {key: value for key, value in vars(arguments).items() if value is not None}
-    stage = {one: given[one] for one in _STAGE_COSTS if one in given}
-    link = {one.name: given[one.name] for one in fields(Link) if one.name in given}
-    if "no_overlap" in given:
-        link["overlap"] = False
-    if "costs" not in given:
-        return Cost.uniform(schedule, **stage, link=Link(**link))
-    if stage or link:
-        raise WeftError(f"--costs holds all costs; leave --{next(iter(stage | link)).replace('_', '-')} out")
-    try:
-        with open(given["costs"], encoding="utf-8") as file:
-            cost = Cost.from_json(file.read())
-    except (OSError, UnicodeDecodeError) as problem:
-        raise WeftError(f"{given['costs']} can't be read: {problem}") from None
-    cost.check(schedule)
-    return cost
-
-
-_STAGE_COSTS = (
-    "forward",
-    "backward",
-    "update",
-    "activation_bytes",
-    "input_bytes",
-    "weight_bytes",
-    "gradient_bytes",
-    "optimizer_bytes",
-    "recompute",
-)
+def _about(schedule: Schedule) -> dict[str, Any]:
+    """What all data begins with."""
+    return {
+        "schedule": schedule.name,
+        "stages": schedule.stages,
+        "microbatches": schedule.microbatches,
+        "chunks": schedule.chunks,
+        "options": dict(schedule.options),
+    }
 
 
 def _or(given: int | None, default: int) -> int:
@@ -355,6 +275,15 @@ def _colour(arguments: argparse.Namespace) -> bool:
     if arguments.colour == "auto":
         return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return bool(arguments.colour == "always")
+
+
+def _some(values: tuple[float, ...]) -> list[float]:
+    return list(values[:ROWS])
+
+
+def _amount(value: float) -> str:
+    """A number as people write it: 4,000,003 rather than 4e+06."""
+    return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 else f"{value:,.6g}"
 
 
 def _print_json(data: object) -> None:

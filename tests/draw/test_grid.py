@@ -15,7 +15,7 @@ rank 0  1a 2a 3a 4a 1b 2b 3b 4b .  .  .  .  .  .  1B 1B 5a 2B 2B 6a 3B 3B 7a 4B 
 rank 1  .  1a 2a 3a 4a 1b 2b 3b .  .  .  .  1B 1B 4b 2B 2B 5a 3B 3B 6a 4B 4B 7a 1A 1A 8a 2A 2A 5b 3A 3A 6b 4A 4A 7b 5B
 rank 2  .  .  1a 2a 3a 4a 1b 2b .  .  1B 1B 3b 2B 2B 4b 3B 3B 5a 4B 4B 6a 1A 1A 7a 2A 2A 8a 3A 3A 5b 4A 4A 6b 5B 5B 7b
 rank 3  .  .  .  1a 2a 3a 4a 1b 1B 1B 2b 2B 2B 3b 3B 3B 4b 4B 4B 5a 1A 1A 6a 2A 2A 7a 3A 3A 8a 4A 4A 5b 5B 5B 6b 6B 6B
-37 of 81 columns shown
+time 0 to 18.5 of 40.5 shown; a file (-o) shows all
 1a forward of micro-batch 1 in the rank's first chunk (b: second), 1A backward, . idle; one column = 0.5"""
 
 
@@ -80,7 +80,7 @@ def test_cells_are_as_wide_as_what_is_shown() -> None:
     shown = line("1f1b", 1, 12, 1)
     assert grid(shown, width=32).splitlines()[0] == "rank 0  1a 1A 1A 2a 2A 2A 3a 3A"
     assert grid(shown, width=300).splitlines()[0].endswith("11A 12a 12A 12A")
-    assert grid(shown, width=32).splitlines()[1] == "8 of 36 columns shown"
+    assert grid(shown, width=32).splitlines()[1] == "time 0 to 8 of 36 shown; a file"
     assert "shown" not in grid(shown, width=300)
 
 
@@ -157,3 +157,21 @@ def test_blocks_that_can_not_be_are_refused() -> None:
             grid(replace(shown, blocks=(wrong,)))
     with pytest.raises(WeftError, match=r"0F0 on rank 1.*the schedule it ran under"):
         grid(replace(shown, blocks=(replace(first, rank=1),)))
+
+
+def test_a_column_is_a_part_of_a_forward_that_all_times_fit() -> None:
+    """An update of half a forward is never lost between two columns."""
+    pipe = schedule("1f1b", stages=2, microbatches=2)
+    lines = grid(timeline(pipe, Cost.uniform(pipe, update=0.5), minibatches=2), width=200).splitlines()
+    assert lines[0].split().count("1U") == lines[0].split().count("2U") == 1
+    assert lines[-1].endswith("one column = 0.5")
+    assert not any("rounded" in line for line in lines)
+
+
+def test_what_does_not_fit_is_said_to_be_rounded() -> None:
+    pipe = schedule("1f1b", stages=2, microbatches=2)
+    odd = grid(timeline(pipe, Cost.uniform(pipe, backward=2.37), minibatches=1))
+    assert "times are rounded to columns of 1; a file (-o) is exact" in odd
+    tiny = grid(timeline(pipe, Cost.uniform(pipe, forward=0.001, backward=100.0003), minibatches=1), width=100)
+    assert "rounded to columns of 2.5" in tiny
+    assert tiny.split().count("1A") > 10

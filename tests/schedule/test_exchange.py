@@ -19,7 +19,7 @@ def test_a_sender_waits_only_when_its_link_is_full() -> None:
     assert own.run() == {}
     assert own.needed_slots() == 3
     assert own.run(slots=3) == {}
-    assert own.run(slots=2) == {0: 3, 1: 0}  # rank 0 has run three forwards and can't send the last
+    assert own.run(slots=2) == {0: 2, 1: 0}  # rank 0 has run three forwards and can't send the last
     assert own.waits_for(0) == "to send the forward of micro-batch 2 to chunk 1: the link's 2 slots are full"
     assert own.waits_for(1) == "before 1F2 for its input"
 

@@ -35,7 +35,7 @@ GOOD = ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
 
 BROKEN: list[tuple[str, str, Callable[[], Program]]] = [
     ("placement", "rank 1 runs chunk 0", lambda: streams("0F0 0F1 0B0", "1F0 1B0 1F1 0B1 1B1")),
-    ("placement", "rank 1 holds no chunk", lambda: streams("0F0 0F1 0B0 0B1", "0F0", placement=[0])),
+    ("placement", "rank 1 holds no chunk", lambda: streams("0F0 0F1 0B0 0B1", "", placement=[0])),
     ("exactly once", "F of micro-batch 1 twice", lambda: streams("0F0 0F1 0F1 0B0 0B1", GOOD[1])),
     ("exactly once", "micro-batch 1 has F in chunk 0", lambda: streams("0F0 0F1 0B0", GOOD[1])),
     ("exactly once", "micro-batch 1 has B in chunk 0", lambda: streams("0F0 0B0 0B1", GOOD[1])),

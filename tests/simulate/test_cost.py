@@ -23,7 +23,7 @@ BAD = [-1, -0.5, math.nan, math.inf, -math.inf, True, False, "1", None, [1], 10*
 @pytest.mark.parametrize("field", TIMES_AND_BYTES)
 @pytest.mark.parametrize("value", BAD, ids=lambda value: str(value)[:8])
 def test_a_cost_is_a_number_from_0(field: str, value: Any) -> None:
-    with pytest.raises(WeftError, match=rf"ChunkCost\.{field} must be"):
+    with pytest.raises(WeftError, match=rf"^{field} must be"):
         ChunkCost(**{field: value})
 
 
@@ -37,7 +37,7 @@ def test_a_cost_of_equal_stages_is_a_number_too(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, True, "fast", None])
 def test_bandwidth_is_above_0(value: Any) -> None:
-    with pytest.raises(WeftError, match=r"Link\.bandwidth must be"):
+    with pytest.raises(WeftError, match=r"^bandwidth must be"):
         Link(bandwidth=value)
 
 
@@ -47,15 +47,15 @@ def test_bandwidth_may_be_without_limit() -> None:
 
 @pytest.mark.parametrize("value", [-1, math.inf, math.nan, True, "1"])
 def test_latency_is_a_number_from_0(value: Any) -> None:
-    with pytest.raises(WeftError, match=r"Link\.latency must be"):
+    with pytest.raises(WeftError, match=r"^latency must be"):
         Link(latency=value)
 
 
 @pytest.mark.parametrize("value", [0, 1, "no", None])
 def test_switches_are_true_or_false(value: Any) -> None:
-    with pytest.raises(WeftError, match=r"Link\.overlap is true or false"):
+    with pytest.raises(WeftError, match=r"^overlap is true or false"):
         Link(overlap=value)
-    with pytest.raises(WeftError, match=r"ChunkCost\.recompute is true or false"):
+    with pytest.raises(WeftError, match=r"^recompute is true or false"):
         ChunkCost(recompute=value)
 
 
@@ -124,23 +124,23 @@ def test_a_cost_file() -> None:
         ("{}", 'an object with a list "chunks"'),
         ('{"chunks": {}}', 'an object with a list "chunks"'),
         ('{"chunks": [], "speed": 1}', "chunks, link and links only .*speed"),
-        ('{"chunks": [1]}', "ChunkCost has"),
-        ('{"chunks": [{"forwards": 1}]}', "ChunkCost has .*forwards"),
-        ('{"chunks": [{"forward": -1}]}', "number from 0"),
-        ('{"chunks": [{"forward": NaN}]}', "number from 0"),
+        ('{"chunks": [1]}', "chunk 0 is an object"),
+        ('{"chunks": [{"forwards": 1}]}', "chunk 0 has no .forwards., did you mean .forward."),
+        ('{"chunks": [{"forward": -1}]}', "chunk 0: forward must be 0 or a number from"),
+        ('{"chunks": [{"forward": NaN}]}', "chunk 0: forward must be 0 or a number from"),
         ('{"chunks": [{"forward": 1e999}]}', "must be"),
         ('{"chunks": [{"forward": ' + "9" * 400 + "}]}", "must be"),
-        ('{"chunks": [{"forward": true}]}', "number from 0"),
-        ('{"chunks": [{"forward": "1"}]}', "number from 0"),
-        ('{"chunks": [], "link": null}', "Link has"),
-        ('{"chunks": [], "link": {"speed": 1}}', "Link has .*speed"),
+        ('{"chunks": [{"forward": true}]}', "chunk 0: forward must be 0 or a number from"),
+        ('{"chunks": [{"forward": "1"}]}', "chunk 0: forward must be 0 or a number from"),
+        ('{"chunks": [], "link": null}', "link is an object"),
+        ('{"chunks": [], "link": {"speed": 1}}', "link has no .speed."),
         ('{"chunks": [], "links": []}', "links"),
         ('{"chunks": [], "links": null}', "links"),
         ('{"chunks": [], "links": {"0>1": {}}}', "named by its ranks"),
         ('{"chunks": [], "links": {"0-1-2": {}}}', "named by its ranks"),
         ('{"chunks": [], "links": {"-1-0": {}}}', "named by its ranks"),
         ('{"chunks": [], "links": {"²-1": {}}}', "named by its ranks"),
-        ('{"chunks": [], "links": {"0-1": 3}}', "Link has"),
+        ('{"chunks": [], "links": {"0-1": 3}}', "link 0-1 is an object"),
     ],
     ids=lambda text: text[:40],
 )

@@ -154,7 +154,7 @@ class Look:
     def subtitle(self) -> str:
         idle = sum(share.idle for share in self.shares()) / len(self.held)
         window = f"{count(self.timeline.minibatches, 'mini-batch')}, time {number(self.span)}"
-        return f"{window}, {idle:.1%} idle with filling and draining"
+        return f"{window}, {idle:.1%} idle in this window"
 
     def letter(self, op: Op, local: int) -> str:
         if self.most <= _FEW:

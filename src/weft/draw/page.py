@@ -189,7 +189,7 @@ def _ranks(look: Look) -> str:
             number(share.busy),
             f"{share.idle:.1%}",
         )
-        bar = f'<td class="bar" aria-hidden="true"><div><span style="width:{1 - share.idle:.1%}"></span></div></td>'
+        bar = f'<td class="bar" aria-hidden="true"><div><span style="width:{share.idle:.1%}"></span></div></td>'
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + bar + "</tr>")
     names = ("rank", "chunks", "actions", "updates", "busy", "idle")
     head = "".join(f'<th scope="col">{name}</th>' for name in names)

@@ -20,6 +20,9 @@ from weft.draw.look import PASSES, Look, number, ordinal, version
 from weft.errors import WeftError
 from weft.schedule import Block, Op, Step, Timeline
 
+PARTS = (1, 2, 3, 4, 5, 6, 8, 10)  # of a forward, that a column may be so that all times fit
+LONG = 40  # columns that a block takes at the most
+
 _END, _DIM, _UNDERLINED, _REVERSED = "\x1b[0m", "\x1b[2m", "\x1b[4m", "\x1b[7m"
 
 
@@ -37,10 +40,13 @@ def grid(
     versions: bool = False,
     unit: float | None = None,
 ) -> str:
-    """A grid for the terminal, cut to `width` characters. `unit` is the time of a column (default: the shortest
-    forward), `versions` adds the weights that each block reads: `v1`, or `1+2` where they are predicted."""
+    """A grid for the terminal, cut to `width` characters.
+
+    `unit` is the time of a column (default: the shortest forward, or the part of it that all times are multiples
+    of), `versions` adds the weights that each block reads: `v1`, or `1+2` where they are predicted.
+    """
     look = Look(timeline)
-    step = _unit(look, unit)
+    step, exact = _unit(look, unit)
     total = max(1, math.ceil(look.span / step - 1e-6))
     digits = len(str(len(look.rows) - 1))
     head = len("rank ") + digits + 2
@@ -52,7 +58,11 @@ def grid(
         lines.append(_line(f"rank {rank:>{digits}}  ", [_work(look, block) for block in row[:shown]], cell, colour))
         if versions:
             lines.append(_line(" " * head, [_weights(block) for block in row[:shown]], cell, colour))
-    notes = [f"{shown} of {total} columns shown"] if shown < total else []
+    notes = []
+    if shown < total:
+        notes.append(f"time 0 to {number(shown * step)} of {number(look.span)} shown; a file (-o) shows all")
+    if not exact:
+        notes.append(f"times are rounded to columns of {number(step)}; a file (-o) is exact")
     steps = [block.step for row in sampled for block in row[:shown] if block is not None]
     notes.append(_legend(look, steps, step, versions))
     if colour:
@@ -60,12 +70,23 @@ def grid(
     return "\n".join(lines + [line for note in notes for line in textwrap.wrap(note, width, break_on_hyphens=False)])
 
 
-def _unit(look: Look, unit: float | None) -> float:
-    if unit is None:
-        return look.forwards[0]
-    if not 0 < unit < math.inf:
-        raise WeftError(f"unit, the time of a column, must be above 0 (got {unit}); leave it out for a forward's")
-    return unit
+def _unit(look: Look, unit: float | None) -> tuple[float, bool]:
+    """The time of a column, and whether every block begins and ends with one."""
+    times = {time - look.begin for row in look.rows for block in row for time in (block.start, block.end)}
+
+    def fits(one: float) -> bool:
+        return all(abs(time / one - round(time / one)) < 1e-6 for time in times)
+
+    if unit is not None:
+        if not 0 < unit < math.inf:
+            raise WeftError(f"unit, the time of a column, must be above 0 (got {unit}); leave it out for a forward's")
+        return unit, fits(unit)
+    shortest = look.forwards[0]
+    longest = max(block.end - block.start for block in look.timeline.blocks)
+    for parts in PARTS:
+        if longest * parts <= LONG * shortest and fits(shortest / parts):
+            return shortest / parts, True
+    return max(shortest, longest / LONG), False
 
 
 def _sample(look: Look, row: list[Block], unit: float, columns: int) -> list[Block | None]:

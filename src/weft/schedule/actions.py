@@ -99,8 +99,12 @@ def as_rows(actions: Rows | str | Iterable[Action | str]) -> Rows:
         return actions
     if isinstance(actions, str):
         actions = actions.split()
-    parsed = [action if isinstance(action, Action) else Action.parse(str(action)) for action in actions]
-    return np.array([tuple(action) for action in parsed], ROW)
+    rows = [action.item() if isinstance(action, np.void) else tuple(_action(action)) for action in actions]
+    return np.array(rows, ROW)
+
+
+def _action(action: Action | str) -> Action:
+    return action if isinstance(action, Action) else Action.parse(str(action))
 
 
 def actions(table: Rows) -> list[Action]:

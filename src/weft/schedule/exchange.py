@@ -42,7 +42,11 @@ class Exchange:
         for self.cycle in range(last + 1) if by_cycle else [last]:
             while sum(self._advance(rank) for rank in range(len(self.steps))):
                 pass  # until none of them can go on
-            stuck = {rank: at for rank, at in enumerate(self.at) if rank in self.unsent or self._next(rank) is not None}
+            stuck = {
+                rank: at - (rank in self.unsent)  # whoever can't send is at what it has run last
+                for rank, at in enumerate(self.at)
+                if rank in self.unsent or self._next(rank) is not None
+            }
             if stuck:
                 return stuck
         return {}

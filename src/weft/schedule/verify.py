@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from weft.errors import ScheduleError, WeftError
-from weft.schedule.actions import BACKWARDS, NONE, RETIRING, Action, Op
+from weft.schedule.actions import NONE, RETIRING, Action, Op
 from weft.schedule.core import Schedule, check_sizes, count
 from weft.schedule.exchange import Exchange, pass_of
 from weft.schedule.grid import order_grid
 from weft.schedule.law import LAWS, Law, in_flight_limit
 from weft.schedule.lower import Program, Step, lower
 
+Row: TypeAlias = "tuple[int, int, int]"  # op, chunk, index
+
 RULES = {
     "placement": "every chunk lies on one rank, every rank holds a chunk, and an action runs where its chunk lies",
     "exactly once": "every micro-batch goes forward and backward exactly once in every chunk",
     "possible order": "a backward comes after its forward, and a weight gradient (W) after its input gradient (I)",
     "updates": "a chunk updates once a mini-batch, in order, when all its backwards of that mini-batch are done",
-    "no deadlock": "no ring of ranks in which each waits for the next, however slowly messages are read",
+    "no deadlock": "ranks never wait for each other for ever, however slowly messages are read",
     "versions exist": "the weights that a pass reads have been made by then",
     "versions live": "a version is kept while anything will read it",
     "versions die": "a version is let go as soon as it is replaced and nothing will read it",
@@ -77,7 +80,7 @@ def verify_program(program: Program, *, slots: int | None = None, in_flight: flo
 
 
 def _check_streams(program: Program) -> None:
-    """What can be seen in the streams alone: placement, exactly once, one update."""
+    """What can be seen in the streams alone: placement, exactly once, possible order, one update."""
     schedule = program.schedule
     columns = (program.op, program.chunk, program.index)
     streams = [
@@ -91,8 +94,6 @@ def _check_streams(program: Program) -> None:
 
     found: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
     for rank, rows in enumerate(streams):
-        if not schedule.chunks_of(rank):
-            fail("placement", f"rank {rank} holds no chunk", rank)
         for place, (op, chunk, index) in enumerate(rows):
             if schedule.placement[chunk] != rank:
                 owner = schedule.placement[chunk]
@@ -102,6 +103,9 @@ def _check_streams(program: Program) -> None:
             rule, what = ("updates", "update") if op == Op.U else ("exactly once", f"{Op(op).name} of micro-batch {j}")
             if found[chunk][op, j] > 1:
                 fail(rule, f"chunk {chunk} has the {what} twice in a mini-batch's time", rank, place)
+        if not schedule.chunks_of(rank):
+            fail("placement", f"rank {rank} holds no chunk", rank)
+        _check_order(rows, schedule, rank, fail)
     for chunk, rank in enumerate(schedule.placement):
         for j in range(schedule.microbatches):
             have = "".join(op.name for op in Op if op != Op.U and found[chunk][op, j])
@@ -110,6 +114,20 @@ def _check_streams(program: Program) -> None:
                 fail("exactly once", problem, rank)
         if not found[chunk][Op.U, 0]:
             fail("updates", f"chunk {chunk} is never updated", rank)
+
+
+def _check_order(rows: list[Row], schedule: Schedule, rank: int, fail: Callable[..., NoReturn]) -> None:
+    """That a micro-batch's F comes before its B or I, and its I before its W, whichever cycles they are in."""
+    ran = {
+        (op, chunk, index % schedule.microbatches): (-(index // schedule.microbatches), place)
+        for place, (op, chunk, index) in enumerate(rows)
+        if op != Op.U
+    }
+    for (op, chunk, j), moment in ran.items():
+        for before, words in ((Op.F, "forward"), (Op.I, "input gradient")):
+            if before < op and (op == Op.W or before == Op.F) and ran.get((before, chunk, j), moment) > moment:
+                action = Action(Op(op), chunk, rows[moment[1]][2])
+                fail("possible order", f"rank {rank} runs {action} before its {words}", rank, moment[1])
 
 
 def _error(schedule: Schedule, rule: str, problem: str, grid: str) -> ScheduleError:
@@ -121,8 +139,6 @@ def _error(schedule: Schedule, rule: str, problem: str, grid: str) -> ScheduleEr
 class _Chunk:
     """What has happened to a chunk so far."""
 
-    forwarded: set[int] = field(default_factory=set)
-    input_done: set[int] = field(default_factory=set)
     retired: set[int] = field(default_factory=set)
     updates: int = 0
     alive: set[int] = field(default_factory=lambda: {0})
@@ -159,6 +175,9 @@ class _Run:
             remedy = f", which comes a cycle later; lower the indices of its stream by {self.schedule.microbatches}"
         elif not stuck and self.slots is not None:
             stuck = self.exchange.run(slots=self.slots)
+            if stuck:
+                remedy = f"; use {self.exchange.needed_slots()} slots or more"
+                self.exchange.run(slots=self.slots)
         if stuck:
             first = min(stuck)
             waits = self.exchange.waits_for(first) + remedy
@@ -177,26 +196,19 @@ class _Run:
         if step.action.op == Op.U:
             self._check_update(rank, step, chunk)
             return
-        self._check_order(rank, step, chunk)
+        self._check_in_flight(rank, step, chunk)
         self._check_reads(rank, step, chunk)
         self._check_law(rank, step)
 
-    def _check_order(self, rank: int, step: Step, chunk: _Chunk) -> None:
+    def _check_in_flight(self, rank: int, step: Step, chunk: _Chunk) -> None:
         op, index = step.action.op, step.action.index
         if op == Op.F:
-            chunk.forwarded.add(index)
             self.held[rank] += 1
             self.peak[rank] = max(self.peak[rank], self.held[rank])
             stages, limit = self.held[rank] / self.parts[rank], self.limits[rank]
             if stages > limit:
                 problem = f"rank {rank} holds {stages:g} micro-batches in flight, {limit:g} are allowed"
                 self.fail("bounded", problem, rank)
-        elif index not in chunk.forwarded:
-            self.fail("possible order", f"rank {rank} runs {step.action} before its forward", rank)
-        elif op == Op.W and index not in chunk.input_done:
-            self.fail("possible order", f"rank {rank} runs {step.action} before its input gradient", rank)
-        if op in BACKWARDS:
-            chunk.input_done.add(index)
         if op in RETIRING:
             chunk.retired.add(index)
             self.held[rank] -= 1

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from weft.errors import WeftError
 from weft.schedule import Op, Schedule
+from weft.schedule.catalog import nearest
 
 LEAST, LARGEST = 1e-100, 1e100  # of any cost but 0: sums and quotients of others are no numbers any more
 
@@ -61,7 +62,7 @@ class Link:
     def __post_init__(self) -> None:
         _check(self)
         if not self.bandwidth > 0:
-            raise WeftError(f"Link.bandwidth must be above 0 (got {self.bandwidth})")
+            raise WeftError(f"bandwidth must be above 0 (got {self.bandwidth})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +135,9 @@ class Cost:
         if unknown := set(data) - {"chunks", "link", "links"}:
             raise WeftError(f"a cost file has chunks, link and links only (got {', '.join(sorted(unknown))})")
         return cls(
-            chunks=tuple(_build(ChunkCost, one) for one in data["chunks"]),
-            link=_build(Link, data.get("link", {})),
-            links={_edge(key): _build(Link, one) for key, one in data.get("links", {}).items()},
+            chunks=tuple(_build(ChunkCost, one, f"chunk {at}") for at, one in enumerate(data["chunks"])),
+            link=_build(Link, data.get("link", {}), "link"),
+            links={_edge(key): _build(Link, one, f"link {key}") for key, one in data.get("links", {}).items()},
         )
 
     def check(self, schedule: Schedule) -> None:
@@ -168,11 +169,17 @@ def message_bytes(cost: Cost, op: Op, chunk: int) -> float:
     return cost.chunks[chunk + 1].input_bytes if op == Op.F else cost.chunks[chunk].input_bytes
 
 
-def _build(kind: type[Any], values: Any) -> Any:
-    known = {one.name for one in fields(kind)}
-    if not isinstance(values, dict) or set(values) - known:
-        raise WeftError(f"{kind.__name__} has {', '.join(sorted(known))} (got {values!r})")
-    return kind(**values)
+def _build(kind: type[Any], values: Any, where: str) -> Any:
+    known = [one.name for one in fields(kind)]
+    if not isinstance(values, dict):
+        raise WeftError(f"{where} is an object with some of {', '.join(known)} (got {values!r})")
+    for key in values:
+        if key not in known:
+            raise WeftError(f"{where} has no {key!r}{nearest(key, known)}; known are {', '.join(known)}")
+    try:
+        return kind(**values)
+    except WeftError as problem:
+        raise WeftError(f"{where}: {problem}") from None
 
 
 def _edge(text: str) -> tuple[int, int]:
@@ -187,7 +194,7 @@ def _check(cost: ChunkCost | Link) -> None:
         value = getattr(cost, one.name)
         if one.type == "bool":
             if not isinstance(value, bool):
-                raise WeftError(f"{type(cost).__name__}.{one.name} is true or false (got {value!r})")
+                raise WeftError(f"{one.name} is true or false (got {value!r})")
         elif one.name == "bandwidth" and value == math.inf:
             continue
         elif (
@@ -195,5 +202,5 @@ def _check(cost: ChunkCost | Link) -> None:
             or not isinstance(value, int | float)
             or not (value == 0 or LEAST <= value <= LARGEST)
         ):
-            name, shown = f"{type(cost).__name__}.{one.name}", f"{value!r}"[:40]
-            raise WeftError(f"{name} must be a number from 0, or {LEAST:g}, to {LARGEST:g} (got {shown})")
+            shown = f"{value!r}"[:40]
+            raise WeftError(f"{one.name} must be 0 or a number from {LEAST:g} to {LARGEST:g} (got {shown})")

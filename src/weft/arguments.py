@@ -1,0 +1,159 @@
+"""What the command line takes: arguments that several commands share, and what is made of them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from weft import schedule as by_name
+from weft.errors import WeftError
+from weft.schedule import METHODS, Schedule, load_csv, verify
+from weft.schedule.catalog import nearest
+from weft.schedule.load import load_function
+from weft.simulate import Cost, Link
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that tells a mistake in one line, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise WeftError(f"{message}; '{self.prog} --help' tells more")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """With a hint for options that nobody knows."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser: argparse.ArgumentParser = getattr(parsed, "parser", self)
+            hint = nearest(unknown[0], [name for name in parser._option_string_actions if name.startswith("--")])
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number (got {text[:40]!r})") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number (got {text[:40]!r})") from None
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print data instead of text (mistakes stay text)")
+
+
+def add_schedule(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", help="a name that 'weft schedules' lists, a file.csv, file.py:function or package.module:function"
+    )
+    parser.add_argument("--stages", type=whole, metavar="P", help="ranks of the pipeline")
+    parser.add_argument("--microbatches", type=whole, metavar="M", help="micro-batches a mini-batch")
+    parser.add_argument("--chunks", type=whole, metavar="V", help="chunks a rank (interleaved; default 2)")
+    parser.add_argument(
+        "--warmup",
+        type=whole,
+        metavar="N",
+        help="N times the forwards ahead, to hide slow links (2bw, wpipe; default 1)",
+    )
+    parser.add_argument(
+        "--versions", metavar="WHICH", help="xpipe: published (default) or exact count of updates to predict"
+    )
+    parser.add_argument("--vertical-sync", action="store_true", default=None, help="pipedream with vertical sync")
+    add_json(parser)
+
+
+def add_costs(parser: argparse.ArgumentParser) -> None:
+    costs = parser.add_argument_group("costs", "times and bytes of a whole stage, in units of your choice")
+    costs.add_argument("--forward", type=number, metavar="T", help="time of a micro-batch's forward (default 1)")
+    costs.add_argument("--backward", type=number, metavar="T", help="time of its backward (default 2)")
+    costs.add_argument("--update", type=number, metavar="T", help="time of an update (default 0)")
+    for name, default, words in (
+        ("activation", 1, "kept from a forward to its backward"),
+        ("input", 0, "handed over from chunk to chunk, over links too"),
+        ("weight", 1, "of one version of the weights"),
+        ("gradient", 1, "of the gradients"),
+        ("optimizer", 2, "of the optimizer's state"),
+    ):
+        costs.add_argument(f"--{name}-bytes", type=number, metavar="N", help=f"{words} (default {default})")
+    costs.add_argument("--recompute", action="store_true", default=None, help="keep inputs only, run forwards twice")
+    costs.add_argument("--latency", type=number, metavar="T", help="time of a hop (default 0)")
+    costs.add_argument("--bandwidth", type=number, metavar="N", help="bytes a time of a link (default: without limit)")
+    costs.add_argument("--no-overlap", action="store_true", default=None, help="sending stops the sender's compute")
+    costs.add_argument("--costs", metavar="FILE", help="costs of each chunk and link, as JSON, instead of all these")
+
+
+def schedule_of(arguments: argparse.Namespace, *, verified: bool = True) -> Schedule:
+    """The schedule that the arguments name; a user's own is verified, unless the caller will do that."""
+    name: str = arguments.name
+    options = {key: getattr(arguments, key) for key in ("chunks", "warmup", "versions", "vertical_sync")}
+    options = {key: value for key, value in options.items() if value is not None}
+    sizes = {key: getattr(arguments, key) for key in ("stages", "microbatches")}
+    if name.endswith(".csv"):
+        schedule = load_csv(name)
+        given = [key for key, value in sizes.items() if value not in (None, getattr(schedule, key))] + list(options)
+        if given:
+            raise WeftError(f"{name} says itself what it is; leave --{given[0].replace('_', '-')} out")
+    elif name in METHODS:
+        return by_name(name, **_all_of(sizes, name), **options)
+    elif ":" in name:
+        schedule = load_function(name)(**_all_of(sizes, name), **options)
+    elif name.endswith(".py"):
+        raise WeftError(f"a file may hold several functions; name the one that builds the schedule: {name}:function")
+    else:
+        return by_name(name, stages=1, microbatches=1)  # which tells that there is none of that name
+    if verified:
+        verify(schedule)
+    return schedule
+
+
+def _all_of(sizes: dict[str, int | None], name: str) -> dict[str, Any]:
+    if missing := [key for key, value in sizes.items() if value is None]:
+        raise WeftError(f"{name} needs --{missing[0]}, such as --stages 4 --microbatches 8")
+    return sizes
+
+
+def cost_of(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
+    """The costs that the arguments give."""
+    given = {key: value for key, value in vars(arguments).items() if value is not None}
+    stage = {one: given[one] for one in _STAGE if one in given}
+    link = {one.name: given[one.name] for one in fields(Link) if one.name in given}
+    if "no_overlap" in given:
+        link["overlap"] = False
+    if "costs" in given:
+        if stage or link:
+            raise WeftError(f"--costs holds all costs; leave --{next(iter(stage | link)).replace('_', '-')} out")
+        return _from_file(given["costs"], schedule)
+    if "bandwidth" in given and not given.get("input_bytes"):
+        raise WeftError("--bandwidth needs --input-bytes, what a micro-batch hands over: nothing travels without it")
+    return Cost.uniform(schedule, **stage, link=Link(**link))
+
+
+def _from_file(path: str, schedule: Schedule) -> Cost:
+    try:
+        with open(path, encoding="utf-8") as file:
+            cost = Cost.from_json(file.read())
+    except OSError as problem:
+        raise WeftError(f"{path} can't be read: {problem.strerror}") from None
+    except (UnicodeDecodeError, WeftError) as problem:
+        raise WeftError(f"{path}: {problem}") from None
+    cost.check(schedule)
+    return cost
+
+
+_STAGE = (
+    "forward",
+    "backward",
+    "update",
+    "activation_bytes",
+    "input_bytes",
+    "weight_bytes",
+    "gradient_bytes",
+    "optimizer_bytes",
+    "recompute",
+)
