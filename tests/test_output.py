@@ -14,6 +14,9 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) 
     write_text(path, "after\n")
     assert path.read_text() == "after\n"
     assert list(tmp_path.iterdir()) == [path]
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode  # readable by others as any other file is
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:

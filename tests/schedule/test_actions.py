@@ -33,6 +33,9 @@ def test_rows_take_numbers_ranges_lists_and_arrays() -> None:
     assert text(F(2, range(3))) == "2F0 2F1 2F2"
     assert text(B([0, 2], 1)) == "0B1 2B1"
     assert text(join(I(0, 0), W(0, np.array([0])), U(0, 0))) == "0I0 0W0 0U0"
+    for chunk, index in ((40_000, 0), (65_536, 0), (-1, 0), (0, 2**31), (0, -(2**31))):
+        with pytest.raises(WeftError, match="an action's"):
+            F(chunk, index)
     with pytest.raises(WeftError, match="whole numbers"):
         F(0, [0.5])  # type: ignore[list-item]
 

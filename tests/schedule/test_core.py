@@ -6,6 +6,7 @@ import pytest
 
 import weft
 from weft import Schedule, WeftError, Weights
+from weft.schedule import B, F, join
 
 
 def one(**changes: Any) -> Schedule:
@@ -27,6 +28,8 @@ def test_streams_are_rows_texts_or_actions() -> None:
         ({"streams": []}, "one stream a rank"),
         ({"streams": ["1F0"]}, "chunks are 0 to 0"),
         ({"placement": [1]}, "ranks 0 to 0"),
+        ({"placement": [0.7]}, "whole numbers from 0"),
+        ({"placement": ["0"]}, "whole numbers from 0"),
         ({"placement": range(40_000)}, "at most 32767 chunks"),
         ({"microbatches": 2**26}, "at most 33554432"),
         ({"weights": Weights(delay=(1, 1))}, "one value a chunk"),
@@ -56,6 +59,19 @@ def test_the_title_says_what_it_is() -> None:
     schedule = weft.schedule("interleaved", stages=1, microbatches=2, chunks=3)
     assert schedule.title == "interleaved, 1 stage, 2 micro-batches, chunks 3"
     assert schedule.chunks_of(0) == [0, 1, 2]
+
+
+def test_a_schedule_owns_its_rows() -> None:
+    rows = F(0, range(1))
+    schedule = one(streams=[join(rows, B(0, 0))])
+    rows["index"] = 5
+    assert (schedule.streams[0] == one().streams[0]).all()
+    with pytest.raises(ValueError, match="read-only"):
+        schedule.streams[0]["index"] = 5
+
+
+def test_rows_are_taken_one_by_one_as_well() -> None:
+    assert (one(streams=[[*F(0, 0), *B(0, 0)]]).streams[0] == one().streams[0]).all()
 
 
 def test_a_schedule_does_not_change() -> None:

@@ -112,6 +112,8 @@ def test_a_file_may_hold_updates_and_a_policy() -> None:
         ("0F0,0B0\n1F0,(1F1;1B0)OVERLAP_F_B\n", "line 2, cell 2"),
         ("0F0,0B0\n2F0,2B0\n", "missing: chunk 1"),
         ("# weft {]\n0F0,0B0\n", "JSON"),
+        ('# weft {"name": "2bw", "options": {"warmup": "x"}}\n0F0,0B0\n', "2bw has the options"),
+        ('# weft {"name": "gpipe", "options": {"warmup": 2}}\n0F0,0B0\n', "gpipe has the options"),
         ('# weft {"weight": {}}\n0F0,0B0\n', "may hold name, microbatches, weights, options"),
         ('# weft {"microbatches": "2"}\n0F0,0B0\n', "may hold"),
         ('# weft {"weights": {"late": 1}}\n0F0,0B0\n', "got late"),
@@ -131,3 +133,9 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(WeftError, match="is not a text file"):
         load_csv(tmp_path / "binary.csv")
+
+
+def test_comments_and_what_editors_put_in_front_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_bytes(b'\xef\xbb\xbf# one rank\r\n\r\n# weft {"name": "mine"}\r\n0F0,0B0\r\n')
+    schedule = load_csv(tmp_path / "own.csv")
+    assert (schedule.name, schedule.stages) == ("mine", 1)

@@ -1,5 +1,6 @@
 """Each rule of the verifier can fail: a schedule is damaged in one way, and that rule speaks, at that place."""
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import weft
-from weft import Schedule, ScheduleError, Weights
+from weft import Schedule, ScheduleError, WeftError, Weights
 from weft.schedule import RULES, Op, Program, lower
 from weft.schedule.verify import verify_program
 
@@ -66,6 +67,11 @@ BROKEN: list[tuple[str, str, Callable[[], Program]]] = [
     ("predictions", "0F0 uses a prediction", lambda: damaged(method("xpipe"), "predicts", 0, "0F0", False)),
     ("predictions", "0B3 uses a prediction", lambda: damaged(method("xpipe"), "forgets", 0, "0B2", True)),
     ("predictions", "never forgets a forward", lambda: damaged(method("xpipe"), "forgets", 1, "1F3", False)),
+    (
+        "predictions",
+        "0F1 uses a prediction",
+        lambda: damaged(replace(method("xpipe"), name="own"), "ahead", 0, "0F1", 1),
+    ),
     ("law", "reads version 1 predicted 0", lambda: lower(replace(method("pipedream"), name="2bw"))),
     ("law", "the law says version 0 and 0 ahead", lambda: lower(replace(method("xpipe"), name="pipedream"))),
     ("law", "predicted 3", lambda: damaged(method("xpipe", microbatches=1), "ahead", 2, "2F0", 3)),
@@ -139,3 +145,24 @@ def test_a_policy_for_the_predicting_wpipe_verifies() -> None:
         verify_program(program)
         assert np.unique(program.op[program.forgets]).tolist() == [forgets]
         assert not program.dies[(program.op != Op.U)].any()  # no version is stashed
+
+
+def test_what_is_far_from_the_place_is_not_shown() -> None:
+    with pytest.raises(ScheduleError) as caught:
+        weft.verify(method("1f1b", 16, 32), in_flight=15)
+    lines = caught.value.grid.splitlines()
+    assert [line.split()[-2:] != [] and line.lstrip("> ").split()[1] for line in lines] == ["0", "1", "2", "3"]
+    assert all(len(line.split()) <= 18 for line in lines)
+
+
+def test_an_error_passes_from_process_to_process() -> None:
+    with pytest.raises(ScheduleError) as caught:
+        weft.verify(method("1f1b"), in_flight=3)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.rule, again.grid) == (str(caught.value), "bounded", caught.value.grid)
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf"), "3", True])
+def test_a_limit_is_a_number_above_0(limit: object) -> None:
+    with pytest.raises(WeftError, match="in_flight must be a number above 0"):
+        weft.verify(method("1f1b"), in_flight=limit)  # type: ignore[arg-type]

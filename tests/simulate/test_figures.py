@@ -190,3 +190,19 @@ def test_build_takes_the_next_size() -> None:
     """The tests' own helper: it must not quietly turn one method's size into another's."""
     assert build("wpipe", {}, 4, 5).microbatches == 8
     assert build("2bw", {"warmup": 2}, 4, 1).microbatches == 7
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+@pytest.mark.parametrize("times", [1, 2, 4])
+def test_in_flight_of_the_synchronous_methods_is_capped_by_the_mini_batch(p: int, times: int) -> None:
+    m = times * p
+    expected = {
+        "gpipe": [m] * p,
+        "1f1b": [min(m, p - r) for r in range(p)],
+        "zb-h1": [min(m, p)] * p,
+    }
+    for name, held in expected.items():
+        assert list(simulate(schedule(name, stages=p, microbatches=m)).in_flight) == held
+    for v in (2, 3, 4):
+        run = simulate(schedule("interleaved", stages=p, microbatches=m, chunks=v))
+        assert run.in_flight == pytest.approx([min(m, p + (p - 1 - 2 * r) / v) for r in range(p)])

@@ -55,14 +55,14 @@ METHODS: dict[str, Method] = {
         asynchronous=False,
         needs="multiple of p",
         weights="W(t); same",
-        summary="v chunks a rank, a v-th of the bubble",
+        summary="v chunks a rank, a v-th of the idle time",
     ),
     "zb-h1": Method(
         build=zb_h1,
         asynchronous=False,
         needs="any",
         weights="W(t); same",
-        summary="weight gradients fill the bubble, a third of it is left",
+        summary="weight gradients fill the bubble: a third of the idle time is left",
     ),
     "pipedream": Method(
         build=pipedream,

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B (Narayanan et al. 2021): `v` chunks a rank, so that the bubble shrinks to a `v`-th.
+"""Interleaved 1F1B (Narayanan et al. 2021): `v` chunks a rank, so that the idle time shrinks to a `v`-th.
 
 Micro-batches go in rounds of `p`: `p` through a rank's first chunk, the same `p` through its second, and so
 on; backwards likewise from the last chunk. `p = 2, m = 4, v = 2`, one column = F of a half-stage:

@@ -1,0 +1,62 @@
+"""The passes: updates where authors leave them out, reads and deaths in orders that no built-in method has."""
+
+from dataclasses import replace
+
+import pytest
+
+import weft
+from weft import Schedule, WeftError, Weights
+from weft.schedule import Op, lower
+from weft.schedule.verify import verify_program
+
+
+def one_rank(stream: str, microbatches: int = 2, **more: object) -> str:
+    """What a one-rank pipeline runs in three mini-batches, verified."""
+    schedule = Schedule(name="own", stages=1, microbatches=microbatches, streams=[stream], **more)  # type: ignore[arg-type]
+    program = lower(schedule)
+    verify_program(program)
+    return " ".join(str(step) for step in program.steps(0, minibatches=3))
+
+
+def test_an_update_follows_the_last_backward_of_its_mini_batch() -> None:
+    assert one_rank("0F0 0F1 0B1 0B0").startswith("0F0@0 0F1@0 0B1@0 0B0@0 0U0@1! 0F2@1")
+    late = "0F0@0 0F1@0 0B0@0 0F2@0 0B1@0 0U0@1 0F3@1 0B2@0! 0F4@1 0B3@1 0U1@2 0F5@2 0B4@1! 0B5@2 0U2@3"
+    assert one_rank("0F0 0B-1 0F1 0B0", weights=Weights(delay=None)) == late
+
+
+def test_an_update_that_an_author_delays_is_kept_where_it_is() -> None:
+    """It may come after the next mini-batch's first forward, which then reads the version before."""
+    ran = one_rank("0F0 0U-1 0B0 0F1 0B1", weights=Weights(delay=None))
+    assert ran.startswith("0F0@0 0B0@0 0F1@0 0B1@0 0F2@0 0U0@1 0B2@0! 0F3@1")
+
+
+def test_the_second_half_of_a_backward_has_the_weights_of_the_first() -> None:
+    """W runs after an update that lies between, and still reads what its I read, until it is done."""
+    weights = Weights(delay=None, backward="newest", ahead=1, ahead_backward=1)
+    ran = one_rank("0F0 0I0 0W-1 0U-1", microbatches=1, weights=weights).split()
+    assert ran[:6] == ["0F0@0+1*~", "0I0@0+1*", "0F1@0+1*~", "0I1@0+1*", "0W0@0+1~", "0U0@1!"]
+    assert ran[8] == "0W1@0+1~"  # although version 1 is the newest now
+    live = one_rank("0F0 0I0 0W-1 0U-1", microbatches=1, weights=Weights(delay=None, backward="newest")).split()
+    assert live[:6] == ["0F0@0", "0I0@0", "0F1@0", "0I1@0", "0W0@0", "0U0@1"]
+    assert live[8] == "0W1@0!"  # and its version lives until then
+
+
+def test_a_delay_may_differ_from_chunk_to_chunk_and_be_the_newest_in_some() -> None:
+    plain = weft.schedule("2bw", stages=3, microbatches=4)
+    mixed = lower(replace(plain, name="own", weights=Weights(delay=(1, 1, None))))
+    verify_program(mixed)
+    assert [int(mixed.delay[rank][mixed.op[rank] == Op.F].max()) for rank in range(3)] == [1, 1, 0]
+    assert [bool(mixed.dies[rank][mixed.op[rank] == Op.U].any()) for rank in range(3)] == [False, False, True]
+
+
+def test_a_cycle_at_a_time_is_the_window() -> None:
+    program = lower(weft.schedule("wpipe", stages=2, microbatches=4))
+    window = [str(step) for step in program.steps(1, minibatches=3)]
+    assert [str(s) for c in range(3 + program.drain) for s in program.cycle(1, c, minibatches=3)] == window
+    endless = [str(step) for cycle in range(3) for step in program.cycle(1, cycle)]
+    assert endless == window[: len(endless)]  # a window differs from an endless run only where it drains
+
+
+def test_a_stream_that_reaches_back_too_far_is_refused() -> None:
+    with pytest.raises(WeftError, match="reach back 32767 mini-batches at the most"):
+        lower(Schedule(name="own", stages=1, microbatches=1, streams=["0F0 0B-40000"]))
