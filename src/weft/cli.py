@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     except WeftError as problem:
         print(f"weft: {problem}", file=sys.stderr)
         return MISTAKE
+    except MemoryError:
+        print("weft: this takes more memory than there is; use fewer stages or micro-batches", file=sys.stderr)
+        return MISTAKE
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as problem:  # of the standard output: files have errors of their own

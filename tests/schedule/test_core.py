@@ -31,7 +31,7 @@ def test_streams_are_rows_texts_or_actions() -> None:
         ({"placement": [0.7]}, "whole numbers from 0"),
         ({"placement": ["0"]}, "whole numbers from 0"),
         ({"placement": range(40_000)}, "at most 32767 chunks"),
-        ({"microbatches": 2**26}, "at most 33554432"),
+        ({"microbatches": 2**26}, "at most 16777216"),
         ({"weights": Weights(delay=(1, 1))}, "one value a chunk"),
     ],
 )

@@ -47,9 +47,11 @@ BROKEN: list[tuple[str, str, Callable[[], Program]]] = [
     ("updates", "0U0 before the backward of micro-batch 1", lambda: streams("0F0 0F1 0B0 0U0 0B1", GOOD[1])),
     ("updates", "update twice", lambda: streams("0F0 0F1 0B0 0B1 0U0 0U0", GOOD[1])),
     ("updates", "0U0 before the backward of micro-batch 0", lambda: streams("0F-2 0F-1 0B-2 0B-1 0U0", GOOD[1])),
+    ("updates", "0B2 before update 0", lambda: streams("0F0 0F1 0B0 0U-1 0B1", GOOD[1], weights=Weights(delay=(1, 0)))),
+    ("in step", "what rank 1 runs in a later one", lambda: streams("0F0 0F1 0B0 0B1", "1F-1 1B-1 1F0 1B0")),
     (
-        "no deadlock",
-        "lower the indices of its stream by 2",
+        "in step",
+        "rank 1 needs, in cycle 0 before 1B0, what rank 0",
         lambda: streams(
             "0F0 0F1 2F-2 2F-1 2B-2 2B-1 0B-2 0B-1",
             "1F0 1F1 1B0 1B1",

@@ -51,7 +51,7 @@ OWN = (
         stages=2,
         microbatches=2,
         placement=(0, 0, 1),
-        streams=("0F0 1F0 1B-1 0F1 0B-1 1F1 0U-1 1B0 0B0 1U-1", "2F0 2I0 2F1 2W0 2I1 2W1"),
+        streams=("0F0 1F0 1B-1 0F1 0B-1 1F1 0U-1 1U-1 1B0 0B0", "2F0 2I0 2F1 2W0 2I1 2W1"),
         weights=Weights(delay=(1, 1, 0)),
     ),
 )

@@ -24,7 +24,7 @@ from weft.schedule.actions import Action, Rows, as_rows
 from weft.schedule.weights import Weights
 
 MAX_CHUNKS = np.iinfo(np.int16).max
-MAX_WORK = 2**25  # chunks x micro-batches of one mini-batch; beyond it tables outgrow a machine's memory
+MAX_WORK = 2**24  # chunks x micro-batches of one mini-batch; beyond it tables outgrow a machine's memory
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -22,7 +22,7 @@ def load_function(name: str) -> Callable[..., Schedule]:
     except WeftError:
         raise
     except Exception as problem:
-        raise WeftError(f"{home} can't be imported ({type(problem).__name__}: {problem})") from problem
+        raise WeftError(f"{home} can't be imported ({_in_words(problem)})") from problem
     function = getattr(module, attribute, None)
     if function is None:
         raise WeftError(f"{home} has no {attribute!r}; write it as {home}:function")
@@ -33,7 +33,7 @@ def load_function(name: str) -> Callable[..., Schedule]:
         except WeftError:
             raise
         except Exception as problem:
-            raise WeftError(f"{name} failed ({type(problem).__name__}: {problem})") from problem
+            raise WeftError(f"{name} failed ({_in_words(problem)})") from problem
         if not isinstance(schedule, Schedule):
             raise WeftError(f"{name} must return a weft.Schedule (got {type(schedule).__name__})")
         return schedule
@@ -63,3 +63,7 @@ def _from_path(name: str) -> ModuleType:
 def _search(folder: str) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
+
+
+def _in_words(problem: Exception) -> str:
+    return " ".join(f"{type(problem).__name__}: {problem}".split())

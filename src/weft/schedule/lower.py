@@ -82,7 +82,7 @@ class Program:
         if rows > most:
             raise WeftError(
                 f"{doing} {self.schedule.title} takes {rows} actions, {most} at the most "
-                f"({self.drain} of {cycles} mini-batches to drain); use fewer stages or mini-batches"
+                f"({self.drain} of {cycles} mini-batches to drain); use fewer stages, micro-batches or mini-batches"
             )
 
     def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:

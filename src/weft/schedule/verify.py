@@ -26,7 +26,8 @@ RULES = {
     "placement": "every chunk lies on one rank, every rank holds a chunk, and an action runs where its chunk lies",
     "exactly once": "every micro-batch goes forward and backward exactly once in every chunk",
     "possible order": "a backward comes after its forward, and a weight gradient (W) after its input gradient (I)",
-    "updates": "a chunk updates once a mini-batch, in order, when all its backwards of that mini-batch are done",
+    "updates": "a chunk updates once a mini-batch, in order, after all its backwards and before those of the next",
+    "in step": "what a mini-batch brings is enough to run its cycle: nothing needs what a later cycle makes",
     "no deadlock": "ranks never wait for each other for ever, however slowly messages are read",
     "versions exist": "the weights that a pass reads have been made by then",
     "versions live": "a version is kept while anything will read it",
@@ -171,9 +172,8 @@ class _Run:
         """Run cycle by cycle, every step checked; then once more as messages block, where that is asked for."""
         stuck, remedy = self.exchange.run(self._check, by_cycle=True), ""
         if stuck and not self.exchange.run():
-            stuck = self.exchange.run(by_cycle=True)
-            remedy = f", which comes a cycle later; lower the indices of its stream by {self.schedule.microbatches}"
-        elif not stuck and self.slots is not None:
+            self._out_of_step(self.exchange.run(by_cycle=True))
+        if not stuck and self.slots is not None:
             stuck = self.exchange.run(slots=self.slots)
             if stuck:
                 remedy = f"; use {self.exchange.needed_slots()} slots or more"
@@ -183,6 +183,19 @@ class _Run:
             waits = self.exchange.waits_for(first) + remedy
             problem = f"{count(len(stuck), 'rank')} can't go on; rank {first} waits {waits}"
             raise _error(self.schedule, "no deadlock", problem, order_grid(self._cells(), stuck))
+
+    def _out_of_step(self, stuck: dict[int, int]) -> NoReturn:
+        """Ranks wait for one that has ended its cycle: name the two whose streams are apart."""
+        for rank, place in stuck.items():
+            step = self.exchange.steps[rank][place]
+            if step.source not in stuck:
+                problem = (
+                    f"rank {rank} needs, in cycle {step.cycle} before {step.action}, what rank {step.source} runs in a "
+                    f"later one; write both streams so that the two fall into one cycle "
+                    f"(a mini-batch is {count(self.schedule.microbatches, 'micro-batch')})"
+                )
+                raise _error(self.schedule, "in step", problem, order_grid(self._cells(), {rank: place}))
+        raise AssertionError("some rank waits for one that does not wait")
 
     def fail(self, rule: str, problem: str, rank: int, place: int | None = None) -> NoReturn:
         marks = {rank: self.exchange.at[rank] if place is None else place}
@@ -210,6 +223,9 @@ class _Run:
                 problem = f"rank {rank} holds {stages:g} micro-batches in flight, {limit:g} are allowed"
                 self.fail("bounded", problem, rank)
         if op in RETIRING:
+            if step.minibatch > chunk.updates:
+                problem = f"rank {rank} runs {step.action} before update {chunk.updates}: two gradients would be one"
+                self.fail("updates", problem, rank)
             chunk.retired.add(index)
             self.held[rank] -= 1
 

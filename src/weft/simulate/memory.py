@@ -2,10 +2,11 @@
 
 weights          the newest version of its chunks
 extra_versions   older versions that something still reads
-gradients        of a chunk, from a mini-batch's first backward in it to its update
+gradients        of a chunk, from a mini-batch's first weight gradient in it (B or W) to its update
 optimizer        the optimizer's own state
 activations      from a forward's start to its backward's end (with recompute, the input until then)
-buffers          what has arrived and waits for its action; predicted weights while they are used
+buffers          what was handed over and waits for its action, also from a chunk of the same rank; predicted
+                 weights while they are used
 """
 
 from __future__ import annotations

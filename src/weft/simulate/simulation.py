@@ -93,7 +93,8 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     if not period > 0:
         raise WeftError("a simulation needs time to pass (all costs are 0); give forward or backward a time")
     run = stretches[-1].cycles.stop
-    settled = int((program.delay - program.batch).max()) + 1  # until then some reads are held up at version 0
+    # until reads are no longer held up at version 0, and through all phases of what repeats
+    settled = int((program.delay - program.batch).max()) + max(1, again)
     stretches += machine.stretches(range(run, settled))
     run = max(run, settled)
     window = minibatches or run
