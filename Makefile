@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test format golden pictures clean
+.PHONY: train test format golden pictures clean help
 
 train: .venv/ready ## the main job: until training exists, WPipe drawn and simulated
 	$(BIN)/weft draw wpipe --stages 4 --microbatches 4
@@ -30,5 +30,8 @@ pictures: .venv/ready ## make the pictures of the README anew
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-clean:
+help: ## what there is to make
+	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile
+
+clean: ## away with all that was made
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -140,6 +140,7 @@ BAD: list[tuple[list[str], str]] = [
     (["simulate", "own.py", *SIZES], "own.py:function"),
     (["simulate", "2bw", *SIZES, "--microbatch", "2"], "did you mean '--microbatches'?; 'weft simulate --help'"),
     (["draw", "2bw", *SIZES, "--until", "3"], "--until goes with -o FILE.svg"),
+    (["draw", "2bw", *SIZES, "-o", "x.svg", "--width", "80"], "are for the terminal"),
     (["draw", "2bw", *SIZES, "--minibatches", "10000000"], "keeping every block"),
     (["check", "2bw", *SIZES, "--in-flight", "nan"], "in_flight must be a number above 0"),
     (["simulate", "2bw", *SIZES, "--costs", "none.json"], "can't be read"),

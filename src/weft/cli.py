@@ -87,6 +87,8 @@ def draw(arguments: argparse.Namespace) -> None:
     cost = cost_of(arguments, schedule)
     if arguments.until is not None and not (arguments.output or "").lower().endswith(".svg"):
         raise WeftError("--until goes with -o FILE.svg; the other drawings can be cut by --width or zoomed")
+    if arguments.output is not None and (arguments.width is not None or arguments.show_versions):
+        raise WeftError("--width and --show-versions are for the terminal; a file shows all of both")
     if arguments.output is None and not arguments.json:
         width = _or(arguments.width, shutil.get_terminal_size(fallback=(120, 24)).columns)
         minibatches = _or(arguments.minibatches, _enough(schedule, cost, width))
@@ -106,7 +108,7 @@ def draw(arguments: argparse.Namespace) -> None:
         write_text(arguments.output, writers[ending]())
     if arguments.json:
         _print_json(
-            _about(schedule)
+            schedule.about()
             | {
                 "minibatches": shown.minibatches,
                 "makespan": shown.makespan,
@@ -151,7 +153,7 @@ def check(arguments: argparse.Namespace) -> None:
         write_text(arguments.output, write_csv(schedule))
     if arguments.json:
         _print_json(
-            _about(schedule)
+            schedule.about()
             | {
                 "rules": list(verdict.rules),
                 "minibatches": verdict.minibatches,
@@ -229,17 +231,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _figures(schedule: Schedule, cost: Cost, minibatches: int | None) -> dict[str, Any]:
     return run_simulation(schedule, cost, minibatches=minibatches).as_dict()
-
-
-def _about(schedule: Schedule) -> dict[str, Any]:
-    """What all data begins with."""
-    return {
-        "schedule": schedule.name,
-        "stages": schedule.stages,
-        "microbatches": schedule.microbatches,
-        "chunks": schedule.chunks,
-        "options": dict(schedule.options),
-    }
 
 
 def _or(given: int | None, default: int) -> int:

@@ -32,7 +32,7 @@ def fits(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> 
     return fitting.get(name, True)
 
 
-def build_or_refuse(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> None:
+def check_built_or_refused(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> None:
     if fits(name, stages, microbatches, options):
         verdict = weft.verify(weft.schedule(name, stages=stages, microbatches=microbatches, **options))
         assert "law" in verdict.rules
@@ -50,14 +50,14 @@ def test_every_small_size_verifies_or_is_refused(name: str) -> None:
     for stages in range(1, 5):
         for microbatches in range(1, 9):
             for options in OPTIONS.get(name, [{}]):
-                build_or_refuse(name, stages, microbatches, options)
+                check_built_or_refused(name, stages, microbatches, options)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(list(METHODS)), st.integers(1, 16), st.integers(1, 64), st.data())
 def test_every_size_verifies_or_is_refused(name: str, stages: int, microbatches: int, data: st.DataObject) -> None:
     options = data.draw(st.sampled_from(OPTIONS.get(name, [{}])))
-    build_or_refuse(name, stages, microbatches, options)
+    check_built_or_refused(name, stages, microbatches, options)
 
 
 @settings(max_examples=60, deadline=None)
@@ -65,7 +65,7 @@ def test_every_size_verifies_or_is_refused(name: str, stages: int, microbatches:
 def test_multiples_of_the_stages_verify(name: str, stages: int, times: int, data: st.DataObject) -> None:
     """What random sizes seldom hit."""
     options = data.draw(st.sampled_from(OPTIONS[name]))
-    build_or_refuse(name, stages, min(64 // stages, times) * stages, options)
+    check_built_or_refused(name, stages, min(64 // stages, times) * stages, options)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "4", None, True, float("nan"), float("inf")])

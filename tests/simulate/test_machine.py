@@ -17,7 +17,7 @@ from weft.schedule import Schedule, verify
 from weft.simulate import ChunkCost, Cost, Link, timeline
 
 
-def agree(schedule: Schedule, cost: Cost, minibatches: int) -> None:
+def expect_agreement(schedule: Schedule, cost: Cost, minibatches: int) -> None:
     """The same actions, at the same times, in the same order on each rank."""
     expected = {str(key): span for key, span in spans(schedule, cost, minibatches).items()}
     shown = timeline(schedule, cost, minibatches=minibatches)
@@ -38,14 +38,14 @@ def agree(schedule: Schedule, cost: Cost, minibatches: int) -> None:
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 def test_every_method_at_default_costs(name: str, options: dict[str, Any], stages: int) -> None:
     schedule = build(name, options, stages, 4)
-    agree(schedule, Cost.uniform(schedule, forward=6.0, backward=12.0), 4)  # a stage of 1, 2 or 3 chunks
+    expect_agreement(schedule, Cost.uniform(schedule, forward=6.0, backward=12.0), 4)  # a stage of 1, 2 or 3 chunks
 
 
 @given(st.data())
 @settings(max_examples=400, deadline=None)
 def test_uneven_costs_and_links(data: st.DataObject) -> None:
     schedule = data.draw(schedules())
-    agree(schedule, data.draw(costs(schedule)), data.draw(st.integers(1, 4)))
+    expect_agreement(schedule, data.draw(costs(schedule)), data.draw(st.integers(1, 4)))
 
 
 @given(st.data())
@@ -78,7 +78,7 @@ def test_own_schedules_with_uneven_placement(own: Schedule) -> None:
     cost = Cost.uniform(
         own, forward=1.0, backward=3.0, update=0.5, input_bytes=2.0, link=Link(latency=0.25, bandwidth=8)
     )
-    agree(own, cost, 4)
+    expect_agreement(own, cost, 4)
     assert cost.chunks[own.placement.index(1)].forward == 1.0
     assert cost.chunks[own.placement.index(0)].forward == 0.5
 
@@ -104,7 +104,7 @@ def test_a_message_of_no_bytes_does_not_overtake() -> None:
     cost = Cost(chunks=tuple(ChunkCost(input_bytes=size) for size in (0, 16, 0, 0)), link=Link(bandwidth=1.0))
     starts = {str(block.step.action): block.start for block in timeline(schedule, cost, minibatches=1).blocks}
     assert (starts["1F0"], starts["2F0"], starts["3F0"]) == (17, 18, 33)
-    agree(schedule, cost, 2)
+    expect_agreement(schedule, cost, 2)
 
 
 def test_without_overlap_the_sender_waits() -> None:

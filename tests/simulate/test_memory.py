@@ -14,7 +14,7 @@ from weft.schedule import Schedule, Weights, schedule, verify
 from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, Simulation, simulate
 
 
-def agree(run: Simulation) -> None:
+def expect_agreement(run: Simulation) -> None:
     """The peak is the ledger's peak, and its categories are those of a moment at which the ledger has it."""
     late = -min(int(rows["index"].min()) for rows in run.schedule.streams) // run.schedule.microbatches + 1
     ledger = moments(run.schedule, run.cost, max(run.minibatches, late + max(run.delay) + 2))
@@ -35,7 +35,7 @@ def test_every_method_by_the_ledger(name: str, options: dict[str, Any], stages: 
         forward=1, backward_input=1, backward_weight=1, update=0.5, activation_bytes=8, input_bytes=2,
         weight_bytes=1000, gradient_bytes=100, optimizer_bytes=10_000,
     )  # fmt: skip
-    agree(simulate(schedule, Cost(chunks=(whole,) * schedule.chunks, link=Link(latency=0.25))))
+    expect_agreement(simulate(schedule, Cost(chunks=(whole,) * schedule.chunks, link=Link(latency=0.25))))
 
 
 @given(st.data())
@@ -46,7 +46,7 @@ def test_uneven_costs_by_the_ledger(data: st.DataObject) -> None:
     assume(any(one.forward + one.backward_input + one.backward_weight + one.update for one in cost.chunks))
     run = simulate(schedule, cost)
     if run.minibatches * schedule.chunks * schedule.microbatches < 1000:
-        agree(run)
+        expect_agreement(run)
 
 
 def test_one_stage_by_hand() -> None:
@@ -122,7 +122,7 @@ def test_predictions_that_the_backward_reads_again_do_not_pile_up() -> None:
     verify(own)
     run = simulate(own)
     assert [one.bytes["buffers"] for one in run.memory] == [2, 1]
-    agree(run)
+    expect_agreement(run)
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
@@ -143,5 +143,7 @@ def _timed(pipe: Schedule, forward: float) -> Cost:
 
 @pytest.mark.parametrize("own", OWN, ids=lambda own: own.name)
 def test_own_schedules_by_the_ledger(own: Schedule) -> None:
-    agree(simulate(own, Cost.uniform(own, forward=4.0, backward=8.0, input_bytes=2.0, link=Link(latency=0.5))))
+    expect_agreement(
+        simulate(own, Cost.uniform(own, forward=4.0, backward=8.0, input_bytes=2.0, link=Link(latency=0.5)))
+    )
     assert simulate(own).in_flight[1] == 2  # one chunk there; the rank with two counts half stages

@@ -92,8 +92,19 @@ class Schedule:
         options = "".join(f", {name.replace('_', ' ')} {value}" for name, value in self.options.items())
         return f"{self.name}, {count(self.stages, 'stage')}, {count(self.microbatches, 'micro-batch')}{options}"
 
+    def about(self) -> dict[str, Any]:
+        """Name and sizes as plain JSON data, which all that is said of a schedule begins with."""
+        return {
+            "schedule": self.name,
+            "stages": self.stages,
+            "microbatches": self.microbatches,
+            "chunks": self.chunks,
+            "options": dict(self.options),
+        }
+
     def chunks_of(self, rank: int) -> list[int]:
-        return np.flatnonzero(np.array(self.placement) == rank).tolist()
+        held: list[int] = np.flatnonzero(np.array(self.placement) == rank).tolist()
+        return held
 
 
 def _own(rows: Rows) -> Rows:

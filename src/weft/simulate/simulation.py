@@ -50,13 +50,7 @@ class Simulation:
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as plain JSON data."""
-        schedule = self.schedule
-        return {
-            "schedule": schedule.name,
-            "stages": schedule.stages,
-            "microbatches": schedule.microbatches,
-            "chunks": schedule.chunks,
-            "options": dict(schedule.options),
+        return self.schedule.about() | {
             "steady": self.steady,
             "bubble": self.bubble,
             "bubbles": list(self.bubbles),
