@@ -128,7 +128,10 @@ def test_too_many_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         html(line("1f1b"))
 
 
-WATCH = "<script>window.onerror = (text) => { document.documentElement.dataset.error = text; };</script>"
+WATCH = """<script>
+window.onerror = (text) => { document.documentElement.dataset.error = text; };
+window.requestAnimationFrame = (draw) => setTimeout(draw, 0);  // a browser without a screen may never show a frame
+</script>"""
 USE = """<script>
 const canvas = document.getElementById("canvas"), said = document.documentElement.dataset;
 const key = (name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));

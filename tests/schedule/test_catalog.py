@@ -53,14 +53,14 @@ def test_every_small_size_verifies_or_is_refused(name: str) -> None:
                 check_built_or_refused(name, stages, microbatches, options)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(list(METHODS)), st.integers(1, 16), st.integers(1, 64), st.data())
 def test_every_size_verifies_or_is_refused(name: str, stages: int, microbatches: int, data: st.DataObject) -> None:
     options = data.draw(st.sampled_from(OPTIONS.get(name, [{}])))
     check_built_or_refused(name, stages, microbatches, options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(["interleaved", "2bw", "wpipe"]), st.integers(1, 16), st.integers(1, 4), st.data())
 def test_multiples_of_the_stages_verify(name: str, stages: int, times: int, data: st.DataObject) -> None:
     """What random sizes seldom hit."""
