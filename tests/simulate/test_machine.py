@@ -42,14 +42,14 @@ def test_every_method_at_default_costs(name: str, options: dict[str, Any], stage
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_uneven_costs_and_links(data: st.DataObject) -> None:
     schedule = data.draw(schedules())
     expect_agreement(schedule, data.draw(costs(schedule)), data.draw(st.integers(1, 4)))
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_costs_that_floats_can_not_hold(data: st.DataObject) -> None:
     """Thirds and tenths: the same times but for rounding."""
     schedule = data.draw(schedules(stages=4, microbatches=6))

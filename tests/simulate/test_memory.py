@@ -39,7 +39,7 @@ def test_every_method_by_the_ledger(name: str, options: dict[str, Any], stages: 
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_uneven_costs_by_the_ledger(data: st.DataObject) -> None:
     schedule = data.draw(schedules(stages=4, microbatches=6))
     cost = data.draw(costs(schedule))

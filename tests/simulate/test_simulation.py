@@ -108,7 +108,7 @@ def test_makespan_of_any_window(name: str, options: dict[str, Any]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_makespan_of_any_window_at_uneven_costs(data: st.DataObject) -> None:
     pipe = data.draw(schedules(stages=4, microbatches=5))
     cost, n = data.draw(costs(pipe)), data.draw(st.integers(1, 40))
