@@ -70,6 +70,8 @@ def test_draw_prints_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_draw_fills_the_width_with_an_endless_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     """No rank may run dry in the columns shown, however wide: the window is long enough."""
+    odd = ["--forward", "0.001", "--backward", "100.0003"]  # columns are longer than a forward then
+    assert out(capsys, "draw", "2bw", *SIZES, "--width", "100", *odd).splitlines()[3].split()[-1] != "."
     for width in (80, 200, 400):
         last = out(capsys, "draw", "2bw", *SIZES, "--width", str(width)).splitlines()[3]
         assert len(last) > width - 4

@@ -19,7 +19,7 @@ from weft.errors import WeftError
 from weft.output import write_text
 from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
 from weft.schedule.core import count
-from weft.simulate import CATEGORIES, ChunkCost, Cost, timeline
+from weft.simulate import CATEGORIES, Cost, timeline
 
 MISTAKE = 2  # exit code for a user's mistake
 INTERRUPTED = 130
@@ -91,20 +91,20 @@ def draw(arguments: argparse.Namespace) -> None:
         raise WeftError("--width and --show-versions are for the terminal; a file shows all of both")
     if arguments.output is None and not arguments.json:
         width = _or(arguments.width, shutil.get_terminal_size(fallback=(120, 24)).columns)
-        minibatches = _or(arguments.minibatches, _enough(schedule, cost, width))
+        minibatches = _or(arguments.minibatches, pictures.enough(schedule, cost, width=width))
         shown = timeline(schedule, cost, minibatches=minibatches)
         print(pictures.grid(shown, width=width, colour=_colour(arguments), versions=arguments.show_versions))
         return
+    writers: dict[str, Callable[[], str]] = {
+        ".svg": lambda: pictures.svg(shown, until=arguments.until),
+        ".html": lambda: pictures.html(shown, _headline(_figures(schedule, cost, shown.minibatches))),
+        ".json": lambda: pictures.trace(shown),
+    }
+    ending = os.path.splitext(arguments.output or "")[1].lower()
+    if arguments.output is not None and ending not in writers:
+        raise WeftError(f"-o takes a file that ends in {', '.join(writers)} (got {arguments.output})")
     shown = timeline(schedule, cost, minibatches=_or(arguments.minibatches, 3))
     if arguments.output is not None:
-        writers: dict[str, Callable[[], str]] = {
-            ".svg": lambda: pictures.svg(shown, until=arguments.until),
-            ".html": lambda: pictures.html(shown, _headline(_figures(schedule, cost, shown.minibatches))),
-            ".json": lambda: pictures.trace(shown),
-        }
-        ending = os.path.splitext(arguments.output)[1].lower()
-        if ending not in writers:
-            raise WeftError(f"-o takes a file that ends in {', '.join(writers)} (got {arguments.output})")
         write_text(arguments.output, writers[ending]())
     if arguments.json:
         _print_json(
@@ -145,11 +145,11 @@ def simulate(arguments: argparse.Namespace) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Verify a schedule against every rule; write it as CSV if asked."""
+    if arguments.output is not None and not arguments.output.endswith(".csv"):
+        raise WeftError(f"-o takes a file that ends in .csv (got {arguments.output}); weft draw makes pictures")
     schedule = schedule_of(arguments, verified=False)
     verdict = verify(schedule, slots=arguments.slots, in_flight=arguments.in_flight)
     if arguments.output is not None:
-        if not arguments.output.endswith(".csv"):
-            raise WeftError(f"-o takes a file that ends in .csv (got {arguments.output}); weft draw makes pictures")
         write_text(arguments.output, write_csv(schedule))
     if arguments.json:
         _print_json(
@@ -169,7 +169,8 @@ def check(arguments: argparse.Namespace) -> None:
     _print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
     if "law" not in verdict.rules:
         print("law: no law is known for this schedule; its versions exist, live and die as they should")
-    print(f"micro-batches in flight, by rank: {', '.join(f'{held:g}' for held in _some(verdict.in_flight))}")
+    in_flight = [f"{held:g}" for held in verdict.in_flight[:ROWS]] + ["…"] * (schedule.stages > ROWS)
+    print(f"micro-batches in flight, by rank: {', '.join(in_flight)}")
     print(f"a link has to hold {verdict.slots} unread message{'s' if verdict.slots > 1 else ''}")
 
 
@@ -237,21 +238,6 @@ def _or(given: int | None, default: int) -> int:
     return default if given is None else given
 
 
-def _enough(schedule: Schedule, cost: Cost, width: int) -> int:
-    """Mini-batches that fill a terminal's width: none takes less time than its work on a rank."""
-    work = min(
-        sum(one.forward + one.backward_input + one.backward_weight for one in _of_rank(schedule, cost, rank))
-        for rank in range(schedule.stages)
-    )
-    unit = min((one.forward for one in cost.chunks if one.forward), default=work)
-    columns = width / 3  # a cell is no narrower
-    return 2 + int(columns * unit / (work * schedule.microbatches)) if work else 2
-
-
-def _of_rank(schedule: Schedule, cost: Cost, rank: int) -> list[ChunkCost]:
-    return [cost.chunks[chunk] for chunk in schedule.chunks_of(rank)]
-
-
 def _headline(figures: dict[str, Any]) -> dict[str, str]:
     """The figures that people ask for first, in words."""
     steady = "" if figures["steady"] else " (no steady state was found; the last mini-batches' mean)"
@@ -269,10 +255,6 @@ def _colour(arguments: argparse.Namespace) -> bool:
     if arguments.colour == "auto":
         return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return bool(arguments.colour == "always")
-
-
-def _some(values: tuple[float, ...]) -> list[float]:
-    return list(values[:ROWS])
 
 
 def _amount(value: float) -> str:

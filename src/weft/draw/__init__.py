@@ -2,7 +2,7 @@
 
 from weft.draw.page import html
 from weft.draw.picture import svg
-from weft.draw.terminal import grid
+from weft.draw.terminal import enough, grid
 from weft.draw.tracing import trace
 
-__all__ = ["grid", "html", "svg", "trace"]
+__all__ = ["enough", "grid", "html", "svg", "trace"]

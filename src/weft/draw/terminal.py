@@ -18,7 +18,9 @@ from typing import NamedTuple
 from weft.draw import colour as colours
 from weft.draw.look import PASSES, Look, number, ordinal, version
 from weft.errors import WeftError
-from weft.schedule import Block, Op, Step, Timeline
+from weft.schedule import Block, Op, Schedule, Step, Timeline
+from weft.simulate import Cost
+from weft.simulate.cost import durations
 
 PARTS = (1, 2, 3, 4, 5, 6, 8, 10)  # of a forward, that a column may be so that all times fit
 LONG = 40  # columns that a block takes at the most
@@ -68,6 +70,22 @@ def grid(
     if colour:
         notes.append("underlined: odd weight version")
     return "\n".join(lines + [line for note in notes for line in textwrap.wrap(note, width, break_on_hyphens=False)])
+
+
+def enough(schedule: Schedule, cost: Cost, *, width: int) -> int:
+    """Mini-batches that fill a width as an endless run would: none takes less time than its work on a rank."""
+
+    def work(rank: int) -> float:
+        mine = [cost.chunks[chunk] for chunk in schedule.chunks_of(rank)]
+        return sum(one.forward + one.backward_input + one.backward_weight for one in mine) * schedule.microbatches
+
+    least = min(map(work, range(schedule.stages)))
+    if not least:
+        return 2
+    longest = float(durations(cost).max())
+    shortest = min((one.forward for one in cost.chunks if one.forward), default=longest)
+    column = max(shortest, longest / LONG)  # none is longer
+    return 2 + int(width / 3 * column / least)  # and no cell is narrower
 
 
 def _unit(look: Look, unit: float | None) -> tuple[float, bool]:

@@ -65,8 +65,8 @@ class Schedule:
         policy.check(len(chosen))
         set_field = object.__setattr__  # the way to fill a frozen dataclass
         set_field(self, "name", name)
-        set_field(self, "stages", stages)
-        set_field(self, "microbatches", microbatches)
+        set_field(self, "stages", int(stages))
+        set_field(self, "microbatches", int(microbatches))
         set_field(self, "placement", chosen)
         set_field(self, "streams", tuple(_own(as_rows(stream)) for stream in streams))
         set_field(self, "weights", policy)

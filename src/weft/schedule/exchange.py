@@ -21,10 +21,11 @@ MOST_STEPS = 4_000_000  # a step takes microseconds and some hundred bytes
 
 
 class Exchange:
+    """The ranks of a window of mini-batches and the messages between them."""
+
     def __init__(self, program: Program, *, minibatches: int) -> None:
         program.check_size(minibatches, MOST_STEPS, doing="checking")
-        self.program, self.placement = program, program.schedule.placement
-        self.minibatches = minibatches
+        self.placement = program.schedule.placement
         ranks = range(program.schedule.stages)
         self.steps = [list(program.steps(rank, minibatches=minibatches)) for rank in ranks]
 

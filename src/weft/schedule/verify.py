@@ -126,7 +126,7 @@ def _check_order(rows: list[Row], schedule: Schedule, rank: int, fail: Callable[
     }
     for (op, chunk, j), moment in ran.items():
         for before, words in ((Op.F, "forward"), (Op.I, "input gradient")):
-            if before < op and (op == Op.W or before == Op.F) and ran.get((before, chunk, j), moment) > moment:
+            if before < op and ran.get((before, chunk, j), moment) > moment:
                 action = Action(Op(op), chunk, rows[moment[1]][2])
                 fail("possible order", f"rank {rank} runs {action} before its {words}", rank, moment[1])
 

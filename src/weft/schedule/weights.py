@@ -18,12 +18,13 @@ Value = TypeVar("Value", int, "int | None")
 class Weights:
     """Which weights a micro-batch of mini-batch `t` reads in each chunk.
 
-    `delay`       forward at `W_{t-delay}`; None: at the newest version on the rank when the forward runs;
-                  this and the two below are one for all chunks, or a tuple of one a chunk
+    `delay`       forward at `W_{t-delay}`; None: at the newest version on the rank when the forward runs
     `backward`    "forward": at the weights of its forward; "newest": at the newest version when it runs
     `ahead`       forward at weights predicted that many updates beyond that version
     `ahead_backward`   the same for a backward at the newest version
     `bellwether`  a mini-batch's first micro-batch chooses (and predicts) for all; False: each for itself
+
+    `delay`, `ahead` and `ahead_backward` are one value for all chunks, or a tuple of one a chunk.
     """
 
     delay: int | tuple[int | None, ...] | None = 0

@@ -16,7 +16,7 @@ from weft.errors import WeftError
 from weft.schedule import Block, Op, Program, Schedule, Timeline, lower
 from weft.schedule.core import check_sizes
 from weft.simulate.cost import Cost, durations, message_bytes
-from weft.simulate.machine import Floats, Machine, State, Stretch
+from weft.simulate.machine import Machine, State, Stretch
 from weft.simulate.memory import RankMemory, measure
 
 LOOK_BACK = 64  # states to compare with in search of a repetition
@@ -100,11 +100,13 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     if window < own:
         makespan = max(float(one.end.max(initial=0.0)) for one in _window(Machine(program, cost), window))
 
-    busy = _busy(program, durations(cost))
+    tallies = [_tally(program.op[rank], program.chunk[rank]) for rank in range(schedule.stages)]
+    spent = durations(cost)
+    busy = np.array([sum(float(spent[op, chunk]) * n for op, chunk, n in tally) for tally in tallies])
     bubbles = 1 - busy / period
     memory = measure(program, cost, stretches)
     versions = {chunk: held for one in memory for chunk, held in one.versions.items()}
-    traffic, messages = _traffic(program, cost)
+    traffic, messages = _traffic(program, cost, tallies)
     return Simulation(
         schedule=schedule,
         cost=cost,
@@ -176,32 +178,21 @@ def _until_steady(machine: Machine) -> tuple[list[Stretch], float, int]:
             return stretches, (now.now - states[half].now) / passed, 0
 
 
-def _busy(program: Program, spent: Floats) -> Floats:
-    """Time that each rank works in a cycle."""
-    return np.array(
-        [
-            sum(
-                float(spent[op, chunk]) * int(times)
-                for op, chunk, times in _tally(program.op[rank], program.chunk[rank])
-            )
-            for rank in range(program.schedule.stages)
-        ]
-    )
-
-
 def _tally(op: np.ndarray, chunk: np.ndarray) -> list[tuple[int, int, int]]:
     """How many rows there are of each op and chunk."""
     kinds, times = np.unique(op.astype(np.int64) + (chunk.astype(np.int64) << 8), return_counts=True)
     return [(int(kind) & 255, int(kind) >> 8, int(n)) for kind, n in zip(kinds, times, strict=True) if int(kind) >= 0]
 
 
-def _traffic(program: Program, cost: Cost) -> tuple[dict[tuple[int, int], tuple[int, float]], int]:
+def _traffic(
+    program: Program, cost: Cost, tallies: list[list[tuple[int, int, int]]]
+) -> tuple[dict[tuple[int, int], tuple[int, float]], int]:
     """Messages and bytes of each link in a cycle, and the hand-overs from chunk to chunk."""
     placement = program.schedule.placement
     traffic: dict[tuple[int, int], tuple[int, float]] = {}
     hand_overs = 0
-    for rank in range(program.schedule.stages):
-        for op, chunk, times in _tally(program.op[rank], program.chunk[rank]):
+    for rank, tally in enumerate(tallies):
+        for op, chunk, times in tally:
             to = int(program.feeds[op, chunk])
             if to < 0:
                 continue
