@@ -1,12 +1,18 @@
 """weft: asynchronous pipeline-parallel training for PyTorch.
 
 `weft.schedule(...)` and `weft.simulate(...)` are functions that share their names with the packages they come
-from; whatever else those packages hold is imported as `from weft.schedule import F`.
+from; whatever else those packages hold is imported as `from weft.schedule import F`. What needs torch is
+imported when it is first asked for.
 """
 
-from weft.errors import ScheduleError, WeftError
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import PeerError, RunError, ScheduleError, WeftError
 from weft.schedule import Schedule, Weights, load_csv, schedule, verify
 from weft.simulate import ChunkCost, Cost, Link, simulate, timeline
+
+if TYPE_CHECKING:
+    from weft.runtime import Pipeline, Report, Result, cut, launch
 
 __version__ = "0.1.0"
 
@@ -14,13 +20,30 @@ __all__ = [
     "ChunkCost",
     "Cost",
     "Link",
+    "PeerError",
+    "Pipeline",
+    "Report",
+    "Result",
+    "RunError",
     "Schedule",
     "ScheduleError",
     "WeftError",
     "Weights",
+    "cut",
+    "launch",
     "load_csv",
     "schedule",
     "simulate",
     "timeline",
     "verify",
 ]
+
+_RUNTIME = ("Pipeline", "Report", "Result", "cut", "launch")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RUNTIME:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    from weft import runtime
+
+    return getattr(runtime, name)

@@ -2,6 +2,8 @@
 
 WeftError (a ValueError)      the user's input breaks a rule: rule, values and remedy in one line
 └── ScheduleError             a schedule breaks a rule of the verifier: also the grid, the place marked
+RunError (a RuntimeError)     a run broke: names the rank and, where there is one, chunk, micro-batch and cause
+└── PeerError                 it broke on another rank, which has the cause
 """
 
 from __future__ import annotations
@@ -25,6 +27,14 @@ class ScheduleError(WeftError):
     def __reduce__(self) -> tuple[Any, ...]:
         """So that it can pass from one process to another."""
         return _again, (self.rule, self.problem, self.grid)
+
+
+class RunError(RuntimeError):
+    """A run that broke."""
+
+
+class PeerError(RunError):
+    """A run that broke on another rank; the message tells which one and why, as far as it is known here."""
 
 
 def _again(rule: str, problem: str, grid: str) -> ScheduleError:

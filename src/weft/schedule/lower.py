@@ -13,8 +13,8 @@ The verifier, the simulator, the pictures and the engine all read this one form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -145,6 +145,25 @@ def lower(schedule: Schedule) -> Program:
         for name, column in _lower_rank(rows, schedule).items():
             getattr(program, name)[rank, : len(rows)] = column
     return program
+
+
+def at_largest_delay(program: Program, chunks: Sequence[int]) -> Program:
+    """The program of weights that several chunks share: each of them reads as late as the latest of them does."""
+    columns = {name: getattr(program, name).copy() for name in ("delay", "ahead", "predicts", "dies", "forgets")}
+    shared = np.isin(program.chunk, chunks) & (program.op != NONE) & (program.op != Op.U)
+    j = program.index % program.schedule.microbatches
+    for mine in (shared & (program.op == Op.F), shared & (program.op != Op.F)):
+        for name in ("delay", "ahead"):
+            largest = np.zeros(program.schedule.microbatches, columns[name].dtype)
+            np.maximum.at(largest, j[mine], columns[name][mine])
+            columns[name][mine] = largest[j[mine]]
+    for chunk in chunks:
+        rank = program.schedule.placement[chunk]
+        lines = {name: columns[name][rank] for name in columns}
+        mine = np.flatnonzero((program.chunk[rank] == chunk) & (program.op[rank] != NONE))
+        lines["dies"][mine] = lines["forgets"][mine] = False
+        _deaths({"op": program.op[rank], "batch": program.batch[rank], **lines}, mine, program.schedule.weights)
+    return replace(program, **columns)
 
 
 def _with_updates(rows: Rows, microbatches: int) -> Rows:

@@ -1,0 +1,8 @@
+"""The runtime: schedules executed on torch, by real ranks or by virtual ones."""
+
+from weft.runtime.cut import cut
+from weft.runtime.launch import launch
+from weft.runtime.pipeline import Pipeline, Result
+from weft.runtime.report import Report
+
+__all__ = ["Pipeline", "Report", "Result", "cut", "launch"]

@@ -1,0 +1,553 @@
+"""Local ranks from a plain script: what torchrun does, without a command line.
+
+`launch` starts one fresh interpreter a rank, much as multiprocessing's "spawn" does, but holds the reins from the
+first instruction on, for what multiprocessing can't promise: that a rank dies with its parent even while it still
+imports; that Ctrl-C prints one traceback and not one a rank; that arguments and results travel by value (a tensor that
+ranks silently share would be trained by all of them); that what is told is the cause of a failure, not its echoes.
+
+A rank talks to its parent over one socket pair: `loaded`, `joined`, then `done` or `failed`. The parent answers when
+all have joined, so that no rank is through before another is up. When the parent's end closes, the rank ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import io
+import itertools
+import multiprocessing.connection
+import os
+import pickle
+import re
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from weft.errors import PeerError, RunError, WeftError
+from weft.runtime import stacks
+
+T = TypeVar("T")
+
+ECHO = 1.2  # seconds to wait for the cause of what looks like an echo; a rank tells its neighbours, then its parent
+LOOK = 0.1  # seconds between two looks at whether the ranks are alive, for those whose end the socket does not tell
+
+_inside = ""  # which rank this process is, if launch has started it
+_loading = ""  # what it is importing, as long as it is
+_joins = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What a rank is told first; fn and its arguments follow, once it can load them."""
+
+    main: tuple[str, str] | None
+    argv: list[str]
+    place: str
+    ranks: int
+    threads: int | None
+    backend: str | None
+
+
+def launch(
+    fn: Callable[..., T],
+    *args: Any,
+    ranks: int,
+    threads: int | None = None,
+    backend: str | None = None,
+    timeout: float = 60.0,
+) -> list[T]:
+    """Run `fn(*args)` on every rank, inside a default process group, with RANK, WORLD_SIZE and LOCAL_RANK set.
+
+    From a plain script, this starts `ranks` processes on this machine and returns their results by rank. `fn` must be
+    importable, and the script guarded by `if __name__ == "__main__":`, as its top level runs in every rank. Arguments
+    and results are pickled: every rank has its own copy. A rank computes with one thread, unless `threads` or the
+    user's OMP_NUM_THREADS says otherwise. The ranks talk over gloo on the loopback interface, or over `backend`; where
+    there is a CUDA device for each, over "cuda:nccl,cpu:gloo" (untested: no such machine was at hand).
+
+    Under torchrun, or where a process group is there already, this joins what is there: it runs `fn` as the one rank
+    that this process is, and returns a list of that one result. The results of other processes are theirs.
+
+    When a rank fails or is killed, all ranks end at once, and RunError tells which one and why, with its traceback.
+    `sys.exit()` in `fn` is a result of None, `sys.exit(1)` a failure. `timeout` is in seconds, for all ranks to start,
+    import and meet; it does not limit `fn`. No rank outlives this process.
+    """
+    _check(fn, ranks, threads, timeout)
+    if _loading:
+        raise WeftError(
+            f"weft.launch was called at the top level of {_loading}, which every rank runs again; put the call under "
+            'if __name__ == "__main__":'
+        )
+    if _inside:
+        raise WeftError(f"weft.launch can't start ranks inside a rank (here: {_inside}); call it once, from the script")
+    if os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR"} or _has_group():
+        return [_join(fn, args, ranks, threads, backend, timeout)]
+    call = _pickled(fn, args)
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = 1
+    with _meeting_place() as (place, descriptors):
+        job = _Job(main=_main_module(), argv=sys.argv, place=place, ranks=ranks, threads=threads, backend=backend)
+        return _run(job, call, descriptors, timeout)
+
+
+# --- before anything starts ---
+
+
+def _check(fn: Any, ranks: Any, threads: Any, timeout: Any) -> None:
+    if not callable(fn):
+        raise WeftError(f"weft.launch needs a function to run (got {fn!r}); write weft.launch(train, ranks=4)")
+    for name, value in (("ranks", ranks), ("threads", 1 if threads is None else threads)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise WeftError(f"{name} must be a whole number of at least 1 (got {value!r})")
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise WeftError(f"timeout must be a number of seconds above 0 (got {timeout!r})")
+
+
+def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    rule = "weft.launch runs fn in new processes, which must be able to import it"
+    inner: Any = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = f"{getattr(inner, '__module__', None)}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    if "<lambda>" in name or "<locals>" in name:
+        raise WeftError(f"{rule} (got {name}); define it with def, at the top level of a module")
+    if name.startswith("__main__.") and _main_module() is None:
+        raise WeftError(
+            f"{rule} (got {name}, where __main__ is no file); put it into a module and import it from there"
+        )
+    try:
+        return pickle.dumps((fn, args))
+    except Exception as problem:
+        raise WeftError(
+            f"weft.launch hands fn and its arguments to new processes by pickle, which can't take them "
+            f"({_in_words(problem)}); pass plain data, and build the rest inside fn"
+        ) from problem
+
+
+def _main_module() -> tuple[str, str] | None:
+    """Where a new process finds the running script, by the rules of multiprocessing: ("module" | "path", where)."""
+    main = sys.modules["__main__"]
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return None if spec.name.rpartition(".")[2] == "__main__" else ("module", spec.name)
+    path = getattr(main, "__file__", None)
+    return ("path", os.path.abspath(path)) if path and os.path.isfile(path) else None
+
+
+@contextlib.contextmanager
+def _meeting_place() -> Iterator[tuple[str, list[int]]]:
+    """The file through which the ranks find each other, and the descriptors that they need to see it.
+
+    On Linux it has no name, so that nothing is left of it even if this process is killed.
+    """
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        descriptor = os.memfd_create("weft")
+        try:
+            yield f"/proc/self/fd/{descriptor}", [descriptor]
+        finally:
+            os.close(descriptor)
+    else:
+        with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+            yield os.path.join(folder, "store"), []
+
+
+def _loopback() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    for name in names:
+        if re.fullmatch(r"lo\d*", name):  # lo on Linux, lo0 on macOS and the BSDs
+            return name
+    raise WeftError(f"weft.launch needs a loopback interface for its ranks to talk over (interfaces: {names}); add one")
+
+
+# --- the parent ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failure:
+    """What a rank died of; `echo` is 0 for a cause, more for what is likelier the consequence of another rank's."""
+
+    rank: int
+    cause: str
+    echo: int = 0
+    when: float
+    details: str = ""
+    is_input: bool = False  # a mistake of the caller, not of the run
+
+    def error(self) -> Exception:
+        return WeftError(self.cause) if self.is_input else RunError(f"rank {self.rank} {self.cause}{self.details}")
+
+
+class _Child:
+    """One rank, as its parent sees it."""
+
+    def __init__(
+        self, rank: int, environment: dict[str, str], descriptors: list[int], messages: tuple[bytes, ...]
+    ) -> None:
+        self.rank = rank
+        self.stage = "started"
+        self.result: Any = None
+        self.failure: _Failure | None = None
+        self.pipe, theirs = multiprocessing.connection.Pipe()
+        path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+        serve = f"import sys; sys.path[:] = {path!r}; from weft.runtime.launch import _serve; "
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        with theirs:
+            serve += f"_serve({theirs.fileno()}, {descriptors}, {os.getpid()})"
+            command = [sys.executable, *flags, "-c", serve]
+            inherited = [theirs.fileno(), *descriptors]
+            try:
+                self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=inherited)
+            except OSError as problem:
+                raise RunError(f"rank {rank} could not be started: {_in_words(problem)}") from problem
+        # a large job fills the socket; a rank that never reads it must not hold up the parent
+        threading.Thread(target=self.tell, args=messages, daemon=True).start()
+
+    @property
+    def reported(self) -> bool:
+        return self.stage == "done" or self.failure is not None
+
+    def tell(self, *messages: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is gone, and that will be noticed
+            for message in messages:
+                self.pipe.send_bytes(message)
+
+    def hear(self) -> None:
+        """Take one message, or the end of the rank."""
+        try:
+            message = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            self.gone()
+            return
+        try:
+            self.stage, value = pickle.loads(message)
+        except Exception as problem:
+            self.fail(f"returned what can't be unpickled here ({_in_words(problem)}); return plain data")
+        else:
+            if self.stage == "failed":
+                self.failure = value
+            else:
+                self.result = value
+
+    def gone(self) -> None:
+        """It has ended, or closed its socket, without a report."""
+        try:
+            self.fail(f"{_ending(self.process.wait(timeout=1))} before fn returned")
+        except subprocess.TimeoutExpired:
+            self.fail("closed the socket to its parent; fn must leave alone what it has not opened")
+
+    def fail(self, cause: str) -> None:
+        self.failure = _Failure(rank=self.rank, cause=cause, when=time.monotonic())
+
+
+def _run(job: _Job, call: bytes, descriptors: list[int], timeout: float) -> list[Any]:
+    """Start the ranks, wait for all results or the first failure, and leave no process behind."""
+    children: list[_Child] = []
+    shared = _environment(job)
+    try:
+        with _no_interrupt():
+            for rank in range(job.ranks):
+                environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                children.append(_Child(rank, environment, descriptors, (pickle.dumps(job), call)))
+        _wait(children, timeout)
+        _part(children, timeout)
+        return [child.result for child in children]
+    finally:
+        for child in children:
+            child.process.kill()  # SIGKILL, which ends a stopped one too
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(timeout=10)
+            child.pipe.close()
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ranks are born with SIGINT blocked, so that Ctrl-C can't hit them before they ignore it; here it is only late."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _environment(job: _Job) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    environment |= {"WORLD_SIZE": str(job.ranks), "LOCAL_WORLD_SIZE": str(job.ranks)}
+    environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
+    if job.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(job.threads)  # OpenMP reads it once, when torch is imported
+    return environment
+
+
+def _wait(children: list[_Child], timeout: float) -> None:
+    """Until every rank has reported its result; raises the cause of the first failure."""
+    end = time.monotonic() + timeout
+    started = False
+    while waiting := [child for child in children if not child.reported]:
+        ready = multiprocessing.connection.wait([child.pipe for child in waiting], timeout=LOOK)
+        for child in waiting:
+            if child.pipe in ready:
+                child.hear()
+            elif child.process.poll() is not None and not child.pipe.poll():
+                child.gone()  # its socket lives on in a process that it has started
+        if failures := [child.failure for child in children if child.failure is not None]:
+            cause = min(failures, key=lambda failure: (failure.echo, failure.when))
+            if not cause.echo or time.monotonic() > cause.when + ECHO or all(child.reported for child in children):
+                raise cause.error()
+        elif not started and all(child.stage in ("joined", "done") for child in children):
+            started = True
+            for child in children:
+                child.tell(b"go")
+        elif not started and time.monotonic() > end:
+            raise _late(children, timeout)
+
+
+def _late(children: list[_Child], timeout: float) -> RunError:
+    late = [child for child in children if child.stage == "started"] or [c for c in children if c.stage == "loaded"]
+    for child in late:
+        stacks.ask(child.rank, child.process.pid)
+    names = ", ".join(str(child.rank) for child in late)
+    return RunError(
+        f"rank{'s' * (len(late) > 1)} {names} did not come up to the process group within {timeout:g} s; stderr has "
+        "the stacks; if more time is all that it takes, raise timeout="
+    )
+
+
+def _part(children: list[_Child], timeout: float) -> None:
+    """Let ranks that have handed over their results end in their own way; what goes wrong there costs no result."""
+    end = time.monotonic() + timeout
+    for child in children:
+        try:
+            if status := child.process.wait(timeout=max(0.0, end - time.monotonic())):
+                warnings.warn(
+                    f"rank {child.rank}, after fn had returned, {_ending(status)}", RuntimeWarning, stacklevel=4
+                )
+        except subprocess.TimeoutExpired:
+            message = f"rank {child.rank} had not ended {timeout:g} s after all results were there, and was killed"
+            warnings.warn(message + " (did fn leave a thread running?)", RuntimeWarning, stacklevel=4)
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was killed by {name}{' (by somebody, or for want of memory)' if name == 'SIGKILL' else ''}"
+
+
+# --- a rank ---
+
+
+def _serve(descriptor: int, descriptors: list[int], parent: int) -> None:
+    """The whole life of a rank, from its first instruction on."""
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for inherited in (descriptor, *descriptors):
+        os.set_inheritable(inherited, False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # whole lines, and none lost when the rank is killed
+    faulthandler.enable()
+    stacks.ready()
+    pipe = Connection(descriptor)
+    try:
+        job, call = pickle.loads(pipe.recv_bytes()), pipe.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)
+    go = threading.Event()
+    threading.Thread(target=_watch, args=(pipe, go), daemon=True).start()
+    rank = int(os.environ["RANK"])
+    try:
+        fn, args = _load(rank, job, call)
+        pipe.send_bytes(pickle.dumps(("loaded", None)))
+        _meet(rank, job)
+        pipe.send_bytes(pickle.dumps(("joined", None)))
+        go.wait()
+        message = _result(fn, args)
+    except BaseException as error:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        pipe.send_bytes(pickle.dumps(("failed", _failure(rank, error))))
+        threading.Event().wait()  # for the end: while its connections are open, no peer fails because of it
+    else:
+        pipe.send_bytes(message)
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG; it reaches a rank that is stopped or stuck in C, as _watch can't
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(pipe: Connection, go: threading.Event) -> None:
+    """Pass on the parent's word, and end this process when the parent has ended."""
+    with contextlib.suppress(EOFError, OSError):
+        while pipe.recv_bytes():
+            go.set()
+    os._exit(1)
+
+
+def _load(rank: int, job: _Job, call: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Import torch and the script, then fn and its arguments."""
+    global _inside, _loading
+    _inside = f"rank {rank} of {job.ranks}"
+    import torch
+
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    sys.argv = job.argv
+    if job.main is not None:
+        how, where = job.main
+        _loading = os.path.basename(where)
+        run = runpy.run_path if how == "path" else functools.partial(runpy.run_module, alter_sys=True)
+        main = types.ModuleType("__mp_main__")  # the name by which multiprocessing, and so pickle, knows it
+        main.__dict__.update(run(where, run_name="__mp_main__"))
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    _loading = "fn and its arguments"
+    try:
+        loaded: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.loads(call)
+    except Exception as problem:
+        raise WeftError(
+            f"weft.launch runs fn in new processes, which must be able to import it and the types of its arguments "
+            f"({_in_words(problem)}); put them at the top level of a module on sys.path"
+        ) from problem
+    _loading = ""
+    return loaded
+
+
+def _meet(rank: int, job: _Job) -> None:
+    import torch.distributed as dist
+
+    store = dist.FileStore(job.place, job.ranks)  # type: ignore[attr-defined]
+    backend = _backend(job.backend, rank, job.ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=job.ranks)
+
+
+def _backend(asked: str | None, local_rank: int, local_ranks: int) -> str:
+    """Where the ranks compute decides how they talk."""
+    import torch
+
+    cuda = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks
+    backend = asked or ("cuda:nccl,cpu:gloo" if cuda else "gloo")
+    if "nccl" in backend:
+        torch.cuda.set_device(local_rank)
+    return backend
+
+
+def _result(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    import torch.distributed as dist
+
+    try:
+        result = fn(*args)
+    except SystemExit as leave:
+        if leave.code not in (None, 0):
+            raise
+        result = None
+    try:
+        message = pickle.dumps(("done", result))
+    except Exception as problem:
+        raise RunError(f"its result can't be pickled ({_in_words(problem)}); return plain data") from problem
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return message
+
+
+def _failure(rank: int, error: BaseException) -> _Failure:
+    now = time.monotonic()  # one clock for all processes of a machine
+    if _loading and isinstance(error, WeftError):
+        return _Failure(rank=rank, cause=str(error), when=now, is_input=True)
+    what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else _in_words(error)
+    cause = f"failed{f' while loading {_loading}' if _loading else ''}: {what}"
+    steps = error.__traceback__
+    while steps is not None and steps.tb_frame.f_code.co_filename == __file__:
+        steps = steps.tb_next
+    text = "".join(traceback.format_exception(type(error), error, steps)).rstrip()
+    return _Failure(rank=rank, cause=cause, echo=_echo(error), when=now, details=f"\n\nrank {rank}: {text}")
+
+
+def _echo(error: BaseException) -> int:
+    """0 for a cause, 2 for what another rank's failure has caused, 1 for a RunError that does not show which it is."""
+    root = error
+    for _ in range(100):  # in case of a chain without end
+        root = root.__cause__ or root.__context__ or root
+    names = [base.__name__ for base in type(root).__mro__]  # torch itself may be what failed to import
+    lost = isinstance(root, (PeerError, ConnectionError)) or "/gloo/" in str(root) or "DistError" in names
+    if isinstance(error, RunError) and not isinstance(error, PeerError):
+        return 1 if lost or root is error else 0
+    return 2 if lost else 0
+
+
+def _in_words(problem: BaseException) -> str:
+    text = str(problem).strip()
+    return f"{type(problem).__name__}: {text.splitlines()[0]}" if text else type(problem).__name__
+
+
+# --- a process that is a rank already ---
+
+
+def _has_group() -> bool:
+    dist: Any = sys.modules.get("torch.distributed")  # what is not imported has no group
+    return dist is not None and bool(dist.is_available() and dist.is_initialized())
+
+
+def _join(
+    fn: Callable[..., T],
+    args: tuple[Any, ...],
+    ranks: int,
+    threads: int | None,
+    backend: str | None,
+    timeout: float,
+) -> T:
+    """Run fn as the rank that torchrun, or the caller, has made of this process."""
+    import torch
+    import torch.distributed as dist
+
+    mine = not dist.is_initialized()
+    world = int(os.environ["WORLD_SIZE"]) if mine else dist.get_world_size()
+    if world != ranks:
+        raise WeftError(
+            f"weft.launch joins the ranks that are there, so ranks must equal their number (ranks: {ranks}, "
+            f"WORLD_SIZE: {world}); start {ranks} processes with torchrun, or use ranks={world}"
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    stacks.ready()
+    if mine:
+        wait = timedelta(seconds=timeout)
+        found, rank, _ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
+        prefix = f"weft/{next(_joins)}"  # a second launch must not read the first one's entries
+        store = dist.PrefixStore(prefix, found)  # type: ignore[attr-defined]
+        store.set(f"up/{rank}", "")
+        try:
+            store.wait([f"up/{one}" for one in range(ranks)], wait)
+        except dist.DistError as problem:
+            late = ", ".join(str(one) for one in range(ranks) if not store.check([f"up/{one}"]))
+            raise RunError(
+                f"rank {rank} waited {timeout:g} s for others to come up (missing: {late}); if more time is all that "
+                "it takes, raise timeout="
+            ) from problem
+        local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        dist.init_process_group(_backend(backend, *local), store=store, rank=rank, world_size=ranks)
+    result = fn(*args)  # if this fails, the group stays: taking it apart can block, and torchrun ends the process
+    if mine and dist.is_initialized():
+        dist.destroy_process_group()
+    return result

@@ -1,0 +1,198 @@
+"""Messages between processes, over gloo: one link for each directed pair of ranks.
+
+A message is one flat buffer, sent in one piece:
+
+    header (64 bytes) | description, if it is new to the receiver | tensors, each aligned
+
+The receiver keeps a number of receives posted ahead, each as large as the largest message so far. Messages that fit
+need nothing else, whatever their shapes; a larger one is announced in its place by a header alone, follows on
+a line of its own, and makes the receives that are posted from then on larger. Both ends count along, so shapes that
+do not change cost nothing. Descriptions (dtypes, shapes, nesting) are sent once and then go by number.
+
+With CUDA the header goes over gloo all the same, for the host reads it; tensors go over a NCCL communicator of the
+link's own, whose stream no other link can block.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.errors import PeerError
+from weft.runtime.buffers import ALIGNMENT, Pool, aligned
+from weft.runtime.messages import Message
+from weft.runtime.nest import from_json
+
+HEADER = struct.Struct("<bxhxxxxqdiiq")  # op, chunk, index, loss, description's number, its bytes, bytes of all
+FIRST = 4096  # bytes of the first receives, and so the least that always fits
+ABORT, LARGER = -1, -2  # instead of an op
+LINE, WIDE = 0, 1  # tags
+MOST_DESCRIPTIONS = 256
+
+Description: TypeAlias = "tuple[Any, ...]"  # skeleton, then (dtype, shape, wants a gradient) of each tensor
+
+
+class Outgoing:
+    """The sending end of a link."""
+
+    def __init__(self, group: dist.ProcessGroup, target: int, *, slots: int, wait: timedelta, nccl: Any = None) -> None:
+        self._group, self._target, self._wait, self._nccl = group, target, wait, nccl
+        self._pool = Pool()
+        self._sends: deque[tuple[Any, ...]] = deque()  # works, and what they send
+        self._most = slots + 1
+        self._capacities = deque([FIRST] * slots)  # of the receives that are posted at the other end
+        self._capacity = FIRST
+        self._descriptions: dict[Description, int] = {}
+        self._next_description = 0
+        self.messages = 0
+        self.bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._pool.nbytes
+
+    def send(self, message: Message) -> None:
+        """Send without waiting, unless the link is full."""
+        while len(self._sends) >= self._most:
+            self._finish()
+        tensors = message.tensors
+        number, text = self._describe(message)
+        start = aligned(HEADER.size) + aligned(len(text))
+        sizes = [0 if self._nccl is not None else aligned(tensor.nbytes) for tensor in tensors]
+        size = start + sum(sizes)
+        flat = self._pool.take(size)
+        HEADER.pack_into(flat.numpy(), 0, *message.key, message.loss, number, len(text), size)
+        if text:
+            flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        if self._nccl is None:
+            for tensor, room in zip(tensors, sizes, strict=True):
+                _view(flat, start, tensor.dtype, tensor.shape).copy_(tensor.detach())
+                start += room
+        self._post(flat, size)
+        if self._nccl is not None:
+            payload = [tensor.detach().contiguous() for tensor in tensors]
+            works = [dist.isend(tensor, self._target, group=self._nccl) for tensor in payload]
+            self._sends[-1] = (*self._sends[-1], *works, *payload)
+        self.messages += 1
+        self.bytes += size + sum(tensor.nbytes for tensor in tensors if self._nccl is not None)
+
+    def abort(self, reason: str, *, wait: timedelta) -> None:
+        """Tell the other end that this rank failed."""
+        text = reason.encode()[: FIRST - 2 * ALIGNMENT]
+        flat = torch.zeros(FIRST, dtype=torch.uint8)
+        HEADER.pack_into(flat.numpy(), 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST)
+        flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        self._isend(flat, LINE).wait(wait)
+
+    def _describe(self, message: Message) -> tuple[int, bytes]:
+        """The number of a message's description, and its text where the receiver does not know it yet."""
+        description = (
+            message.skeleton,
+            *((str(one.dtype)[6:], tuple(one.shape), grad) for one, grad in zip(message.tensors, message.grads)),
+        )
+        number = self._descriptions.get(description)
+        if number is not None:
+            return number, b""
+        if len(self._descriptions) == MOST_DESCRIPTIONS:
+            self._descriptions.clear()
+        number = self._descriptions[description] = self._next_description % (2 * MOST_DESCRIPTIONS)
+        self._next_description += 1
+        return number, json.dumps(description).encode()
+
+    def _post(self, flat: Tensor, size: int) -> None:
+        if size <= self._capacities.popleft():
+            self._sends.append((self._isend(flat, LINE),))
+        else:
+            head = self._pool.take(ALIGNMENT)
+            HEADER.pack_into(head.numpy(), 0, LARGER, 0, 0, 0.0, 0, 0, size)
+            self._sends.append((self._isend(head, LINE), self._isend(flat, WIDE)))
+            self._capacity = max(self._capacity, size)
+        self._capacities.append(self._capacity)
+
+    def _isend(self, flat: Tensor, tag: int) -> _Work:
+        return _Work(dist.isend(flat, self._target, group=self._group, tag=tag), flat)
+
+    def _finish(self) -> None:
+        for work in self._sends.popleft():
+            if not isinstance(work, Tensor):
+                work.wait(self._wait)
+
+
+class Incoming:
+    """The receiving end of a link."""
+
+    def __init__(self, group: dist.ProcessGroup, source: int, *, slots: int, device: torch.device, nccl: Any = None):
+        self._group, self._source, self._device, self._nccl = group, source, device, nccl
+        self._pool = Pool()
+        self._capacity = FIRST
+        self._descriptions: dict[int, Description] = {}
+        self._posted: deque[_Work] = deque(self._irecv(FIRST, LINE) for _ in range(slots))
+
+    @property
+    def nbytes(self) -> int:
+        return self._pool.unused_bytes + sum(work.flat.nbytes for work in self._posted)
+
+    def receive(self, wait: timedelta) -> Message:
+        """Wait for the next message, whatever it is."""
+        posted = self._posted[0]
+        posted.wait(wait)
+        self._posted.popleft()
+        flat = posted.flat
+        op, chunk, index, loss, number, described, size = HEADER.unpack_from(flat.numpy())
+        if op == LARGER:
+            wide = self._irecv(size, WIDE)
+            wide.wait(wait)
+            flat = wide.flat
+            op, chunk, index, loss, number, described, _ = HEADER.unpack_from(flat.numpy())
+            self._capacity = max(self._capacity, size)
+        start = aligned(HEADER.size)
+        text = flat[start : start + described].numpy().tobytes()
+        if op == ABORT:
+            raise PeerError(text.decode(errors="replace"))
+        self._posted.append(self._irecv(self._capacity, LINE))
+        if text:
+            self._descriptions[number] = from_json(json.loads(text))
+        skeleton, *parts = self._descriptions[number]
+        start += aligned(described)
+        tensors = []
+        for name, shape, _ in parts:
+            dtype = getattr(torch, name)
+            if self._nccl is not None:
+                tensor = torch.empty(shape, dtype=dtype, device=self._device)
+                work = dist.irecv(tensor, self._source, group=self._nccl)
+                assert work is not None
+                work.wait()  # lets the stream wait, not the host
+            else:
+                tensor = _view(flat, start, dtype, shape)
+                start += aligned(tensor.nbytes)
+            tensors.append(tensor)
+        return Message((op, chunk, index), tensors, skeleton, [grad for *_, grad in parts], loss)
+
+    def _irecv(self, size: int, tag: int) -> _Work:
+        flat = self._pool.take(size)
+        return _Work(dist.irecv(flat, self._source, group=self._group, tag=tag), flat)
+
+
+class _Work:
+    """A send or receive under way, with its memory."""
+
+    def __init__(self, work: dist.Work | None, flat: Tensor) -> None:
+        assert work is not None
+        self._work, self.flat = work, flat
+
+    def wait(self, longest: timedelta) -> None:
+        self._work.wait(longest)
+
+
+def _view(flat: Tensor, start: int, dtype: torch.dtype, shape: Any) -> Tensor:
+    count = 1
+    for size in shape:
+        count *= size
+    return flat[start : start + count * dtype.itemsize].view(dtype).view(shape)

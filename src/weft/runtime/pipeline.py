@@ -1,0 +1,313 @@
+"""`weft.Pipeline`: the public face of the runtime."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from weft.errors import RunError, WeftError
+from weft.runtime import agreement, setup
+from weft.runtime.balance import chunk_layers
+from weft.runtime.chunk import How, LossFunction
+from weft.runtime.layers import model_of
+from weft.runtime.nest import batch_size, over, pieces
+from weft.runtime.parameters import OptimizerMaker, SchedulerMaker
+from weft.runtime.randomness import Seeds
+from weft.runtime.report import Report, measured_timeline, packed
+from weft.runtime.settlement import Settler
+from weft.runtime.stage import Built, build, own_layers, plan
+from weft.runtime.worker import Waits, Worker
+from weft.schedule import Schedule, Timeline, lower, write_csv
+from weft.schedule.verify import verify_program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What is known after a step: of the newest mini-batch that this rank has completed, if any."""
+
+    loss: float | None
+    minibatch: int | None
+    skipped: int  # mini-batches so far that were left out, for their loss was not finite
+    norm: float | None  # of the gradients before clipping, where they are clipped
+
+
+class Pipeline:
+    """A model in training, cut into chunks over the ranks of a pipeline.
+
+    With a process group (`weft.launch`, torchrun) there is one rank a process; without one, all `stages` are
+    virtual ranks of this process. The model's layers belong to the pipeline from now on.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        loss_fn: LossFunction,
+        optimizer: OptimizerMaker,
+        schedule: str | Schedule = "wpipe",
+        microbatches: int | None = None,
+        stages: int | None = None,
+        replicas: int = 1,
+        balance: str | Sequence[int] = "parameters",
+        recompute: bool | Sequence[bool] = False,
+        lr_scheduler: SchedulerMaker | None = None,
+        clip_norm: float | None = None,
+        precision: Literal["fp32", "bf16"] | None = None,
+        nan: Literal["stop", "skip"] = "stop",
+        seed: int = 0,
+        deadline: float = 60.0,
+        cut: Sequence[str] | None = None,
+        example: Any = None,
+        device: str | torch.device | None = None,
+        predict: Mapping[str, Any] | None = None,
+    ) -> None:
+        setup.check_choices(precision=precision, nan=nan, clip_norm=clip_norm, deadline=deadline, seed=seed)
+        if predict is not None:
+            raise WeftError("predict= is for schedules that predict weights, which the runtime does not run yet")
+        self.replicas = replicas
+        self.schedule = setup.schedule_for(schedule, stages, microbatches, replicas)
+        self._program = setup.runnable(lower(self.schedule))
+        slots = verify_program(self._program).slots + 1  # one more, so that a sender need not wait for the reader
+        whole = model_of(model, cut=cut, example=example)
+        recomputed = setup.each_chunk(recompute, self.schedule.chunks)
+        device_here = setup.device_for(device)
+        self._transport = setup.transport_for(self.schedule, slots=slots, deadline=deadline, device=device_here)
+        counts = chunk_layers(balance, whole.layers, self.schedule.chunks, example=example)
+        counts = self._transport.everyone(counts)[0]  # measured times differ, so rank 0's decide
+        self.balance = tuple(counts)
+        settings = {
+            "schedule": write_csv(self.schedule),
+            "replicas": replicas,
+            "recompute": recomputed,
+            "clip_norm": clip_norm,
+            "precision": precision,
+            "nan": nan,
+            "seed": seed,
+        }
+        agreement.check(self._transport.everyone({"settings": settings, "model": agreement.fingerprint(whole.state)}))
+        self._plan = plan(whole, counts, self._program)
+        self._how = How(
+            loss_fn=loss_fn,
+            layers=len(whole.layers),
+            microbatches=self.schedule.microbatches,
+            seeds=Seeds(device_here),
+            seed=seed,
+            precision=torch.bfloat16 if precision == "bf16" else None,
+            device=device_here,
+        )
+        here = setup.local_chunks(self.schedule, replicas)
+        self._built: dict[tuple[int, int], Built] = {
+            (replica, chunk): build(
+                self._plan,
+                chunk,
+                layers,
+                how=self._how,
+                recompute=recomputed[chunk],
+                optimizer=optimizer,
+                lr_scheduler=lr_scheduler,
+            )
+            for (replica, chunk), layers in zip(
+                here, own_layers(self._plan, [chunk for _, chunk in here]), strict=True
+            )
+        }
+        settler = setup.settler_for(
+            self._program, set(here), self._plan.sets, self._transport, replicas=replicas, clip_norm=clip_norm
+        )
+        self._make_workers(settler, skip_nan=nan == "skip")
+        self._fed = 0  # mini-batches since the last flush
+        self._broken: str | None = None
+
+    def _make_workers(self, settler: Settler, *, skip_nan: bool) -> None:
+        """One worker for each rank of this process."""
+        programs, placement = self._plan.programs, self.schedule.placement
+        kinds = list(programs)
+        for replica, rank in sorted({(replica, placement[chunk]) for replica, chunk in self._built}):
+            chunks = {chunk: self._built[replica, chunk] for chunk in self.schedule.chunks_of(rank)}
+            worker = Worker(
+                rank=rank,
+                replica=replica,
+                programs=list(programs.values()),
+                chunks={number: built.chunk for number, built in chunks.items()},
+                set_programs={n: [kinds.index(holders) for holders in b.holders] for n, b in chunks.items()},
+                settler=settler,
+                send=self._transport.sender(replica * self.schedule.stages + rank),
+                skip_nan=skip_nan,
+            )
+            self._transport.workers.append(worker)
+
+    # Training
+
+    def step(self, inputs: Any = None, targets: Any = None) -> Result:
+        """Feed one mini-batch; an asynchronous pipeline is never drained. Every rank calls it equally often.
+
+        Only ranks that need inputs (the first chunk's) or targets (the last one's) use them.
+        """
+
+        def work(worker: Worker) -> Waits:
+            self._feed(worker, inputs, targets, even=True)
+            yield from worker.cycle(self._fed)
+
+        self._run(work)
+        self._fed += 1
+        return self._result()
+
+    def flush(self) -> Result:
+        """Let the pipeline run empty: afterwards every chunk has had every update."""
+        if self._fed:
+            for cycle in range(self._fed, self._fed + self._program.drain):
+                self._run(lambda worker, cycle=cycle: worker.cycle(cycle, minibatches=self._fed))  # type: ignore[misc]
+            self._run(lambda worker: worker.settle())
+            for worker in self._transport.workers:
+                worker.begin_anew(self._fed)
+            self._fed = 0
+        return self._result()
+
+    def evaluate(self, loader: Iterable[tuple[Any, Any]]) -> float:
+        """The mean loss over all samples of a loader: drains, then forwards only, without gradients."""
+        self.flush()
+        losses: list[tuple[float, int]] = []
+        with self._evaluating():
+            for inputs, targets in loader:
+
+                def work(worker: Worker, inputs: Any = inputs, targets: Any = targets) -> Waits:
+                    self._feed(worker, inputs, targets, even=False)
+                    yield from worker.evaluate(losses)
+
+                self._run(work)
+        sums = [sum(loss * samples for loss, samples in losses), sum(samples for _, samples in losses)]
+        total, samples = (sum(one) for one in zip(*self._transport.everyone(sums), strict=True))
+        if not samples:
+            raise WeftError("evaluate needs at least one sample (got none from the loader)")
+        return float(total / samples)
+
+    def _feed(self, worker: Worker, inputs: Any, targets: Any, *, even: bool) -> None:
+        """Cut a batch into micro-batches, and keep what this rank needs of it."""
+        for chunk, given, what, room in (
+            (0, inputs, "inputs", worker.inputs),
+            (self.schedule.chunks - 1, targets, "targets", worker.targets),
+        ):
+            if chunk not in worker.chunks:
+                continue
+            if given is None:
+                raise WeftError(f"rank {worker.number} holds chunk {chunk} and needs {what} (got None)")
+            m, replicas = self.schedule.microbatches, self.replicas
+            samples = batch_size(given, what=what)
+            if even and (samples == 0 or samples % (m * replicas)):
+                parts = f"{m} micro-batches" + (f" x {replicas} replicas" if replicas > 1 else "")
+                raise WeftError(
+                    f"a mini-batch is cut into equal micro-batches (samples: {samples}, {parts}); "
+                    f"use a multiple of {m * replicas} samples"
+                )
+            first = m * (self._fed if even else 0)
+            for number, piece in enumerate(pieces(given, m * replicas)[worker.replica * m :][:m]):
+                room[first + number] = over(lambda tensor: tensor.detach().to(self._how.device), piece)
+
+    def _run(self, work: Callable[[Worker], Waits]) -> None:
+        if self._broken is not None:
+            raise RunError(f"this pipeline broke before ({self._broken}); build a new one")
+        self._how.seeds.remember()
+        try:
+            self._transport.run(work)
+        except BaseException as problem:
+            self._broken = str(problem) or type(problem).__name__
+            raise
+        finally:
+            self._how.seeds.restore()
+
+    def _result(self) -> Result:
+        worker = self._transport.workers[0]
+        done = worker.completed
+        return Result(
+            loss=None if done is None else done.loss,
+            minibatch=None if done is None else done.minibatch,
+            skipped=worker.skipped,
+            norm=None if done is None else done.norm,
+        )
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modules = [one for built in self._built.values() for layer in built.chunk.layers for one in layer.modules()]
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+    # State
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole model's state, on every rank, with the plain model's names; drains."""
+        self.flush()
+        state: dict[str, Tensor] = {}
+        homes = self._plan.homes
+        for name, original in self._plan.model.state.items():
+            if name not in homes:  # no layer uses it
+                state[name] = original.detach().clone()
+                continue
+            here = self._built.get((0, homes[name]))
+            tensor = torch.empty_like(original, device="cpu") if here is None else here.tensor(name).detach().cpu()
+            state[name] = tensor.clone() if here is not None else tensor
+            self._transport.spread(state[name], self.schedule.placement[homes[name]])
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take all weights and buffers from a state_dict with the plain model's names; drains.
+
+        The optimizers' own state is left as it is.
+        """
+        self.flush()
+        known = self._plan.model.state
+        if missing := [name for name in known if name not in state]:
+            raise WeftError(f"the state has no {missing[0]} (missing: {len(missing)}); give the whole model's state_dict")
+        if strange := [name for name in state if name not in known]:
+            raise WeftError(f"the model has no {strange[0]} (unknown: {len(strange)}); give this model's state_dict")
+        for name, tensor in known.items():
+            if tensor.shape != state[name].shape:
+                raise WeftError(
+                    f"{name} has another shape (model: {tuple(tensor.shape)}, state: {tuple(state[name].shape)}); "
+                    "give this model's state_dict"
+                )
+        for built in self._built.values():
+            for name in built.state:
+                if name in known:
+                    built.tensor(name).copy_(state[name])
+
+    # Figures
+
+    def report(self) -> Report:
+        """What every rank did with its time and memory so far; every rank has to ask for it."""
+        mine = []
+        for worker in self._transport.workers:
+            worker.meter.hold(buffers=self._transport.nbytes(worker.number))
+            mine.append({"rank": worker.number} | worker.meter.as_dict())
+        ranks = [one for part in self._transport.everyone(mine) for one in part]
+        return Report(schedule=self.schedule, replicas=self.replicas, ranks=tuple(ranks))
+
+    def reset_meters(self) -> None:
+        """Count times and messages from now on."""
+        for worker in self._transport.workers:
+            worker.meter.reset()
+
+    def timeline(self, minibatches: int | None = None) -> Timeline:
+        """What the first replica did in the last mini-batches since a flush, measured; every rank has to ask.
+
+        It is drawn as a simulated one is: `weft.draw.svg(pipe.timeline())`.
+        """
+        zero = self._transport.zero
+        mine = [
+            [worker.rank, [packed(step, start - zero, end - zero) for step, start, end in cycle]]
+            for worker in self._transport.workers
+            if worker.replica == 0
+            for cycle in list(worker.meter.cycles)[-(minibatches or len(worker.meter.cycles)) :]
+        ]
+        everyone = [one for part in self._transport.everyone(mine) for one in part]
+        return measured_timeline(self.schedule, everyone)

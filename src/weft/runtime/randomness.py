@@ -1,0 +1,44 @@
+"""Random numbers that depend on seed, mini-batch, micro-batch and layer alone.
+
+So dropout is the same whatever the schedule, the number of ranks or a recompute: the generator is set anew
+before every layer.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def mix(*numbers: int) -> int:
+    """One number of 63 bits from several: the finishing steps of splitmix64, once a number."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+class Seeds:
+    """Sets the generators of a device; what they were before is put back by `restore`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            torch.cuda.init()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generators.append(torch.cuda.default_generators[index])
+        self._before: list[torch.Tensor] = []
+
+    def remember(self) -> None:
+        self._before = [generator.get_state() for generator in self._generators]
+
+    def restore(self) -> None:
+        for generator, state in zip(self._generators, self._before, strict=True):
+            generator.set_state(state)
+
+    def set(self, seed: int) -> None:
+        for generator in self._generators:
+            generator.manual_seed(seed)

@@ -1,0 +1,76 @@
+"""What the ranks of a run did with their time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
+from weft.simulate import CATEGORIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Figures of every rank, of all replicas: seconds, bytes now and at their peak, messages sent."""
+
+    schedule: Schedule
+    replicas: int
+    ranks: tuple[dict[str, Any], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return self.schedule.about() | {"replicas": self.replicas, "ranks": list(self.ranks)}
+
+    def __str__(self) -> str:
+        head = ["rank", "busy s", "waiting s", "update s", "bubble", "messages", *CATEGORIES, "peak total"]
+        rows = [
+            [
+                str(one["rank"]),
+                *(f"{one[name]:.3f}" for name in ("busy", "waiting", "updating")),
+                f"{one['bubble']:.1%}",
+                str(one["messages"]),
+                *(amount(one["peak_bytes"][name]) for name in (*CATEGORIES, "total")),
+            ]
+            for one in self.ranks
+        ]
+        table = [[cell.replace("_", " ") for cell in head], *rows]
+        widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        return "\n".join([f"{self.schedule.title}; memory at its peak", *lines])
+
+
+def amount(nbytes: int) -> str:
+    """Bytes as people write them."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, "TiB"
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def measured_timeline(schedule: Schedule, ranks: Sequence[tuple[int, list[list[Any]]]]) -> Timeline:
+    """The blocks of all ranks, as `packed` made them, from the first one's start on."""
+    blocks = []
+    for rank, packed_blocks in ranks:
+        for action, *rest, start, end in packed_blocks:
+            op, chunk, index = action
+            step = Step(Action(Op(op), chunk, index), *rest)
+            blocks.append(Block(rank=rank, start=start / 1e9, end=end / 1e9, step=step))
+    begin = min((block.start for block in blocks), default=0.0)
+    moved = [
+        Block(rank=block.rank, start=block.start - begin, end=block.end - begin, step=block.step) for block in blocks
+    ]
+    minibatches = {block.step.minibatch for block in moved}
+    return Timeline(
+        schedule=schedule,
+        minibatches=len(minibatches),
+        blocks=tuple(moved),
+        makespan=max((block.end for block in moved), default=0.0),
+    )
+
+
+def packed(step: Step, start: int, end: int) -> list[Any]:
+    """A block as plain JSON data."""
+    return [list(step.action), *step[1:], start, end]

@@ -1,0 +1,110 @@
+"""From the gradients that a chunk computed to those that its update takes: averaged, tied, clipped.
+
+Each of these needs parts of other ranks, so an update is *settled* some time after it is due: before its version is
+read for the first time. What is read late enough (a delay of one, or other chunks' work in between) never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from weft.runtime.parameters import Gradients
+from weft.runtime.sums import Group, Member, Parts, Sums
+
+
+@dataclass(kw_only=True)
+class Settlement:
+    """The update of one parameter set by one mini-batch, on its way."""
+
+    minibatch: int
+    gradients: Gradients
+    loss: float
+    skip: bool  # the loss is not finite, and such mini-batches are left out
+    norm: float | None = None  # of the group's gradients, before clipping
+    done: Future[None] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settler:
+    """What has to happen to gradients, by member: absent where there is nothing to do."""
+
+    sums: Sums
+    replicas: int
+    clip_norm: float | None
+    averages: Mapping[Member, Group]
+    ties: Mapping[Member, Group]
+    norms: Mapping[Member, Group]
+
+    def needed(self, member: Member) -> bool:
+        return any(member in groups for groups in (self.averages, self.ties, self.norms))
+
+    def begin(self, member: Member, settlement: Settlement, like: list[Tensor]) -> None:
+        """Start it; `settlement.done` tells the end. `like` are the parameters, for gradients that are missing."""
+        settlement.gradients = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for gradient, parameter in zip(settlement.gradients, like, strict=True)
+        ]
+        self._average(member, settlement)
+
+    def _average(self, member: Member, settlement: Settlement) -> None:
+        if member not in self.averages:
+            return self._tie(member, settlement)
+        about = torch.tensor([settlement.loss, float(settlement.skip)], dtype=torch.float64)
+
+        def averaged(total: Parts) -> None:
+            *gradients, about = total
+            settlement.gradients = [gradient / self.replicas for gradient in gradients]
+            loss, skip = about.tolist()
+            settlement.loss, settlement.skip = loss / self.replicas, skip > 0
+            self._tie(member, settlement)
+
+        self._add(self.averages[member], member, settlement, [*_given(settlement), about], averaged)
+
+    def _tie(self, member: Member, settlement: Settlement) -> None:
+        if member not in self.ties:
+            return self._clip(member, settlement)
+
+        def tied(total: Parts) -> None:
+            settlement.gradients = list(total)
+            self._clip(member, settlement)
+
+        self._add(self.ties[member], member, settlement, _given(settlement), tied)
+
+    def _clip(self, member: Member, settlement: Settlement) -> None:
+        if member not in self.norms or self.clip_norm is None:
+            return settlement.done.set_result(None)
+        limit = self.clip_norm
+        first = member not in self.ties or self.ties[member].members[0] == member  # tied weights count once
+        norm = torch.nn.utils.get_total_norm(_given(settlement) if first else [])
+        square = norm.to("cpu", torch.float64).reshape(1) ** 2
+
+        def measured(total: Parts) -> None:
+            settlement.norm = total[0].sqrt().item()
+            scale = min(1.0, limit / (settlement.norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
+            settlement.gradients = [gradient * scale for gradient in _given(settlement)]
+            settlement.done.set_result(None)
+
+        self._add(self.norms[member], member, settlement, [square], measured)
+
+    def _add(
+        self, group: Group, member: Member, settlement: Settlement, part: Parts, then: Callable[[Parts], None]
+    ) -> None:
+        """Go on with the sum, wherever it comes about; a failure is for whoever waits for the settlement."""
+
+        def go_on(future: Future[Parts]) -> None:
+            try:
+                with torch.no_grad():
+                    then(future.result())
+            except BaseException as problem:
+                settlement.done.set_exception(problem)
+
+        self.sums.add(group, settlement.minibatch, member, part).add_done_callback(go_on)
+
+
+def _given(settlement: Settlement) -> list[Tensor]:
+    return [gradient for gradient in settlement.gradients if gradient is not None]

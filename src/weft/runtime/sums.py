@@ -1,0 +1,113 @@
+"""Sums over members that may live in other processes: replicas, holders of tied weights, chunks of a norm.
+
+A group's members each bring their part of a sum for every mini-batch, whenever they get there, and get a future
+for the result; nobody waits while there is other work. Members of one process are added here, in order; processes
+are added by an all-reduce that a thread of the group's own waits for (a *lane*), for the parts of different groups
+may come in different orders on different ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Member: TypeAlias = "tuple[int, int, int]"  # replica, chunk, number of the parameter set in the chunk
+Parts: TypeAlias = "list[Tensor]"
+AllReduce: TypeAlias = Callable[[Tensor], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Who takes part in a sum, in the order of addition."""
+
+    name: str
+    members: tuple[Member, ...]
+
+
+class Sums:
+    """All sums that members of this process take part in.
+
+    `across` has, for groups that reach beyond this process, a function that adds up a tensor over all processes.
+    """
+
+    def __init__(self, local: set[Member], across: Mapping[str, AllReduce]) -> None:
+        self._local = local
+        self._lanes = {name: _Lane(all_reduce) for name, all_reduce in across.items()}
+        self._parts: dict[tuple[str, int], dict[Member, Parts]] = defaultdict(dict)
+        self._futures: dict[tuple[str, int], dict[Member, Future[Parts]]] = defaultdict(dict)
+        self._lock = threading.Lock()
+
+    def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Future[Parts]:
+        """Bring a member's part; a future of the sum, in tensors that belong to the member."""
+        key = (group.name, minibatch)
+        future: Future[Parts] = Future()
+        with self._lock:
+            self._parts[key][member] = part
+            self._futures[key][member] = future
+            members = [one for one in group.members if one in self._local]
+            if len(self._parts[key]) < len(members):
+                return future
+            parts, futures = self._parts.pop(key), self._futures.pop(key)
+        total = _add([parts[one] for one in members])
+        waiting = [futures[one] for one in members]
+        if group.name in self._lanes:
+            self._lanes[group.name].add_up(total, waiting)
+        else:
+            _give(waiting, total)
+        return future
+
+
+class _Lane:
+    """A thread that adds up tensors over processes, one sum after the other."""
+
+    def __init__(self, all_reduce: AllReduce) -> None:
+        self._all_reduce = all_reduce
+        self._queue: queue.SimpleQueue[tuple[Parts, list[Future[Parts]]]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name="weft sums").start()
+
+    def add_up(self, part: Parts, waiting: list[Future[Parts]]) -> None:
+        self._queue.put((part, waiting))
+
+    def _work(self) -> None:
+        while True:
+            part, waiting = self._queue.get()
+            try:
+                total = self._over_processes(part)
+            except BaseException as problem:  # it belongs to whoever waits for the sum
+                for future in waiting:
+                    future.set_exception(problem)
+            else:
+                _give(waiting, total)
+
+    @torch.no_grad()
+    def _over_processes(self, part: Parts) -> Parts:
+        """One all-reduce for each dtype."""
+        total: list[Tensor] = [torch.empty(0)] * len(part)
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
+        for place, tensor in enumerate(part):
+            kinds[tensor.dtype, tensor.device].append(place)
+        for places in kinds.values():
+            flat = torch.cat([part[place].reshape(-1) for place in places])
+            self._all_reduce(flat)
+            for place, piece in zip(places, flat.split([part[place].numel() for place in places]), strict=True):
+                total[place] = piece.view(part[place].shape)
+        return total
+
+
+@torch.no_grad()
+def _add(parts: Sequence[Parts]) -> Parts:
+    return [functools.reduce(torch.add, tensors) for tensors in zip(*parts, strict=True)]
+
+
+def _give(waiting: list[Future[Parts]], total: Parts) -> None:
+    for number, future in enumerate(waiting):
+        future.set_result(total if number == 0 else [tensor.clone() for tensor in total])

@@ -1,0 +1,225 @@
+"""How ranks reach each other: all in one process (virtual ranks), or each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from datetime import timedelta
+from time import monotonic_ns
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.errors import PeerError, RunError
+from weft.runtime import stacks
+from weft.runtime.links import Incoming, Outgoing
+from weft.runtime.messages import Message
+from weft.runtime.sums import AllReduce
+from weft.runtime.worker import Wait, Waits, Worker
+from weft.schedule import Schedule
+
+GRACE = timedelta(seconds=1)  # for the news of a failure to reach the neighbours
+
+
+class Transport(Protocol):
+    """What a pipeline asks of the ranks that it runs on; ranks count over all replicas."""
+
+    workers: list[Worker]  # of this process
+    zero: int  # a moment on this process's clock that is the same for all
+
+    def sender(self, rank: int) -> Callable[[int, Message], None]:
+        """How a rank, counted over all replicas, sends a message to another one of its pipeline."""
+
+    def run(self, work: Callable[[Worker], Waits]) -> None:
+        """Let every rank of this process do its work to the end."""
+
+    def everyone(self, data: Any) -> list[Any]:
+        """What each process has to say, by process; as JSON, so that nothing is unpickled."""
+
+    def spread(self, tensor: Tensor, rank: int) -> None:
+        """Give everybody the tensor of one rank, in place."""
+
+    def all_reduce(self, ranks: Sequence[int]) -> AllReduce:
+        """A sum over ranks of other processes; every process has to ask, in the same order."""
+
+    def nbytes(self, rank: int) -> int:
+        """Bytes of message buffers."""
+
+
+class Virtual:
+    """All ranks in this process. They take turns: each runs until it waits for another one."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.workers: list[Worker] = []
+        self._stages = schedule.stages
+        self.zero = monotonic_ns()
+
+    def sender(self, rank: int) -> Callable[[int, Message], None]:
+        first = rank // self._stages * self._stages
+
+        def deliver(target: int, message: Message) -> None:
+            self.workers[first + target].inbox[message.key] = message
+
+        return deliver
+
+    def run(self, work: Callable[[Worker], Waits]) -> None:
+        running = {worker.number: work(worker) for worker in self.workers}
+        waiting: dict[int, Wait | None] = {}
+        while running:
+            now = {number: next(generator, None) for number, generator in running.items()}
+            running = {number: running[number] for number, wait in now.items() if wait is not None}
+            if running and now == waiting:
+                stuck = ", ".join(f"rank {number} for {now[number]}" for number in running)
+                raise RunError(f"no rank can go on: {stuck}")
+            waiting = now
+
+    def everyone(self, data: Any) -> list[Any]:
+        return [data]
+
+    def spread(self, tensor: Tensor, rank: int) -> None:
+        pass
+
+    def all_reduce(self, ranks: Sequence[int]) -> AllReduce:
+        raise AssertionError("all ranks are in this process")
+
+    def nbytes(self, rank: int) -> int:
+        return 0
+
+
+class Processes:
+    """One rank here, the others in processes of their own, on this machine or on others."""
+
+    def __init__(self, schedule: Schedule, *, slots: int, deadline: float, device: torch.device) -> None:
+        self.workers: list[Worker] = []
+        self._stages, self._rank = schedule.stages, dist.get_rank()
+        self._deadline, self._device = timedelta(seconds=deadline), device
+        self._world = dist.get_world_size()
+        self._group = self._new_group(range(self._world), "gloo")
+        self._lines = self._new_group(range(self._world), "gloo")
+        stacks.ready()
+        here = socket.gethostname()
+        clock = self.everyone([here, os.getpid()])
+        self._peers = {rank: (host, pid) for rank, (host, pid) in enumerate(clock)}
+        now = [here, monotonic_ns()]
+        first_host, first_now = self.everyone(now)[0]
+        self.zero = first_now if first_host == here else now[1]  # clocks of one host agree, others by this moment
+        self._connect(schedule, slots)
+
+    def _connect(self, schedule: Schedule, slots: int) -> None:
+        pairs = [(a, b) for a, b in zip(schedule.placement, schedule.placement[1:], strict=False) if a != b]
+        edges = sorted({*pairs, *((b, a) for a, b in pairs)})
+        self._outgoing: dict[int, Outgoing] = {}
+        self._incoming: dict[int, Incoming] = {}
+        for first in range(0, self._world, self._stages):
+            for a, b in edges:
+                source, target = first + a, first + b
+                nccl = self._new_group([source, target], "nccl") if self._device.type == "cuda" else None
+                if self._rank == source:
+                    self._outgoing[b] = Outgoing(self._lines, target, slots=slots, wait=self._deadline, nccl=nccl)
+                if self._rank == target:
+                    self._incoming[a] = Incoming(self._lines, source, slots=slots, device=self._device, nccl=nccl)
+
+    def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
+        group = dist.new_group(list(ranks), backend=backend, timeout=self._deadline)
+        assert isinstance(group, dist.ProcessGroup) or self._rank not in ranks
+        return group  # type: ignore[return-value]  # whoever is not in it never uses it
+
+    def sender(self, rank: int) -> Callable[[int, Message], None]:
+        def post(target: int, message: Message) -> None:
+            try:
+                self._outgoing[target].send(message)
+            except RuntimeError as problem:
+                self._broken(problem, f"rank {self._of(target)} to take {message}")
+
+        return post
+
+    def run(self, work: Callable[[Worker], Waits]) -> None:
+        (worker,) = self.workers
+        try:
+            for wait in work(worker):
+                if wait.future is not None:
+                    self._await(wait)
+                else:
+                    message = self._receive(wait)
+                    worker.inbox[message.key] = message
+        except BaseException as problem:
+            self.abort(str(problem) or type(problem).__name__)
+            raise
+
+    def _receive(self, wait: Wait) -> Message:
+        try:
+            return self._incoming[wait.source].receive(self._deadline)
+        except PeerError:
+            raise
+        except RuntimeError as problem:
+            self._broken(problem, f"{wait}")
+
+    def _await(self, wait: Wait) -> None:
+        assert wait.future is not None
+        try:
+            wait.future.result(self._deadline.total_seconds())
+        except FutureTimeout as problem:
+            self._broken(problem, f"{wait}")
+        except RuntimeError as problem:
+            self._broken(problem, f"{wait}")
+
+    def _broken(self, problem: Exception, awaited: str) -> NoReturn:
+        """A wait that passed its deadline, or a rank that is gone."""
+        if isinstance(problem, FutureTimeout) or "timed out" in str(problem).lower():
+            seconds = self._deadline.total_seconds()
+            reason = f"rank {self._rank} waited {seconds:g} s for {awaited}"
+            stacks.dump(self._peers, rank=self._rank, reason=reason)
+            raise RunError(f"{reason}; if a step really takes that long, raise deadline={seconds:g}") from None
+        cause = str(problem).splitlines()[0][:200]
+        raise PeerError(f"rank {self._rank} lost the connection while it waited for {awaited} ({cause})") from None
+
+    def abort(self, reason: str) -> None:
+        """Tell the neighbours, so that they stop with the cause in hand."""
+        for link in self._outgoing.values():
+            try:
+                link.abort(reason, wait=GRACE)
+            except RuntimeError:
+                pass  # it is gone, or will know by itself
+
+    def everyone(self, data: Any) -> list[Any]:
+        text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._world)]
+        self._collective(lambda: dist.all_gather(sizes, torch.tensor([len(text)]), group=self._group))
+        longest = int(max(size.item() for size in sizes))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(text)] = text
+        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self._world)]
+        self._collective(lambda: dist.all_gather(texts, padded, group=self._group))
+        return [json.loads(one[: int(size.item())].numpy().tobytes()) for one, size in zip(texts, sizes, strict=True)]
+
+    def spread(self, tensor: Tensor, rank: int) -> None:
+        host = tensor.cpu()
+        self._collective(lambda: dist.broadcast(host, rank, group=self._group))
+        if host is not tensor:
+            tensor.copy_(host)
+
+    def _collective(self, operation: Callable[[], object]) -> None:
+        try:
+            operation()
+        except RuntimeError as problem:
+            self._broken(problem, "all ranks to come to the same call (flush, evaluate, state_dict, report, …)")
+
+    def all_reduce(self, ranks: Sequence[int]) -> AllReduce:
+        group = self._new_group(ranks, "cpu:gloo,cuda:nccl" if self._device.type == "cuda" else "gloo")
+
+        def add_up(tensor: Tensor) -> None:
+            dist.all_reduce(tensor, group=group)
+
+        return add_up
+
+    def nbytes(self, rank: int) -> int:
+        return sum(link.nbytes for link in (*self._outgoing.values(), *self._incoming.values()))
+
+    def _of(self, stage: int) -> int:
+        return self._rank // self._stages * self._stages + stage
+

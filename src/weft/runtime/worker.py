@@ -1,0 +1,329 @@
+"""The engine: one rank, a loop over actions. It knows actions, not methods.
+
+A cycle is a generator that yields only where it has to wait, for a message or for a sum; whoever drives it waits in
+its place. So real ranks, which block, and virtual ones, which take turns in one process, run the same lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from weft.errors import PeerError, RunError, WeftError
+from weft.runtime.chunk import Chunk
+from weft.runtime.messages import Key, Message, describe, key_of
+from weft.runtime.meters import Meter
+from weft.runtime.nest import batch_size
+from weft.runtime.parameters import ParameterSet
+from weft.runtime.settlement import Settlement, Settler
+from weft.schedule import Op, Program, Step
+
+EMPTY = ("empty",)  # the skeleton of a micro-batch without samples
+
+
+class Wait(NamedTuple):
+    """What a rank can't go on without: a message, or a sum."""
+
+    source: int
+    key: Key
+    future: Future[None] | None
+
+    def __str__(self) -> str:
+        return f"{describe(self.key)} from rank {self.source}" if self.future is None else "gradients of other ranks"
+
+
+Waits: TypeAlias = Iterator[Wait]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """A mini-batch that a rank is done with."""
+
+    minibatch: int
+    loss: float
+    skipped: bool
+    norm: float | None
+
+
+class Worker:
+    """One rank of a pipeline with its chunks.
+
+    `programs` holds the lowered schedule, and behind it, for tied parameters, the same rows at other delays; each
+    parameter set goes by one of them (`set_programs`).
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        replica: int,
+        programs: Sequence[Program],
+        chunks: dict[int, Chunk],
+        set_programs: dict[int, list[int]],
+        settler: Settler,
+        send: Callable[[int, Message], None],
+        skip_nan: bool,
+    ) -> None:
+        self.rank, self.replica, self.programs, self.chunks = rank, replica, programs, chunks
+        self.schedule = programs[0].schedule
+        self.number = replica * self.schedule.stages + rank  # among all ranks of all replicas
+        self._set_programs, self._settler, self._send, self._skip_nan = set_programs, settler, send, skip_nan
+        self.inbox: dict[Key, Message] = {}
+        self.inputs: dict[int, Any] = {}  # of micro-batches that have not begun
+        self.targets: dict[int, Any] = {}
+        self.meter = Meter()
+        self.completed: Completed | None = None
+        self.skipped = 0
+        self.begun = 0  # mini-batches of this run that were before the last flush
+        self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)  # by chunk and mini-batch
+        self._pending: dict[int, Settlement] = {}  # by id of the parameter set
+        self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks that are done with it
+        self._activations = 0
+        self._runs: dict[Op, Callable[[Step, list[int]], None]] = {
+            Op.F: self._forward,
+            Op.B: self._backward,
+            Op.I: self._backward,
+            Op.W: self._backward_weights,
+        }
+        self._count_weights()
+        self.meter.hold(weights=sum(chunk.weight_bytes for chunk in chunks.values()))
+
+    def cycle(self, cycle: int, *, minibatches: int | None = None) -> Waits:
+        """Run a cycle: what one more mini-batch brings, or a part of the drain."""
+        self.meter.begin_cycle(first=cycle == 0)
+        rows = zip(*(one.cycle(self.rank, cycle, minibatches=minibatches) for one in self.programs), strict=True)
+        for steps in rows:
+            step = steps[0]
+            try:
+                if step.action.op == Op.U:
+                    yield from self._update(steps)
+                    continue
+                yield from self._ready(steps)
+                versions = [steps[program].version for program in self._set_programs[step.action.chunk]]
+                start = self.meter.start()
+                self._runs[step.action.op](step, versions)
+                self._release(steps)
+                self.meter.end(step, start)
+            except (WeftError, PeerError):
+                raise
+            except Exception as problem:
+                raise RunError(f"{self.place(step)}: {type(problem).__name__}: {problem}") from problem
+        if self.programs[0].drain == 0:  # nothing is left to do meanwhile
+            yield from self.settle()
+
+    def place(self, step: Step) -> str:
+        """Where a step is, in words."""
+        unit = "update" if step.action.op == Op.U else "micro-batch"
+        return f"rank {self.number}, chunk {step.action.chunk}, {unit} {step.action.index} ({step.action})"
+
+    # Waiting
+
+    def _ready(self, steps: Sequence[Step]) -> Waits:
+        """Wait for the weights that a pass reads and for the message that it takes."""
+        step = steps[0]
+        chunk = step.action.chunk
+        for one, program in zip(self.chunks[chunk].sets, self._set_programs[chunk], strict=True):
+            while one.versions.newest < steps[program].version:
+                yield from self._settle(chunk, one)
+        if step.needs >= 0:
+            key = key_of(step)
+            while key not in self.inbox:
+                yield Wait(step.source, key, None)
+
+    def settle(self) -> Waits:
+        """Wait for all updates that are due."""
+        for chunk in self.chunks.values():
+            for one in chunk.sets:
+                yield from self._settle(chunk.number, one)
+        self.meter.wait_over()
+
+    def _settle(self, chunk: int, one: ParameterSet) -> Waits:
+        """Make the update of a parameter set that is due, as soon as its gradients are there."""
+        settlement = self._pending.pop(id(one), None)
+        if settlement is None:
+            return
+        while not settlement.done.done():
+            yield Wait(-1, (Op.U, chunk, settlement.minibatch), settlement.done)
+        settlement.done.result()
+        start = self.meter.start()
+        self._apply(chunk, one, settlement)
+        self.meter.updated(start)
+
+    # Actions
+
+    def _forward(self, step: Step, versions: list[int]) -> None:
+        chunk, index = self.chunks[step.action.chunk], step.action.index
+        given = self.inputs.pop(index) if step.needs < 0 else self.inbox.pop(key_of(step)).open()
+        output, wants = chunk.forward(
+            index,
+            given,
+            minibatch=self.begun + step.minibatch,
+            sample=self.replica * self.schedule.microbatches + index % self.schedule.microbatches,
+            target=self.targets.pop(index, None) if chunk.last else None,
+            versions=versions,
+        )
+        if chunk.last:
+            self._check_loss(chunk.flights[index].loss, step)
+        else:
+            self._hand_over(step, Message.of(key_of(step, taker=step.feeds), output, grads=wants))
+        self._hold_activations(chunk.flights[index].nbytes)
+
+    def _backward(self, step: Step, versions: list[int]) -> None:
+        chunk, index = self.chunks[step.action.chunk], step.action.index
+        flight = chunk.flights[index]
+        gradients: list[Tensor | None] = []
+        loss = flight.loss
+        if step.needs >= 0:
+            message = self.inbox.pop(key_of(step))
+            loss, gradients = message.loss, message.open()
+            self._check_loss(loss, step)
+        self._losses[chunk.number, step.minibatch].append(loss)
+        whole = step.action.op == Op.B
+        run = chunk.backward if whole else chunk.backward_inputs
+        owed = run(index, gradients)
+        if step.feeds >= 0:
+            self._hand_over(step, Message.of(key_of(step, taker=step.feeds), owed, loss=loss))
+        if whole:
+            self._hold_activations(-flight.nbytes)
+
+    def _backward_weights(self, step: Step, versions: list[int]) -> None:
+        chunk, index = self.chunks[step.action.chunk], step.action.index
+        nbytes = chunk.flights[index].nbytes
+        chunk.backward_weights(index)
+        self._hold_activations(-nbytes)
+
+    def _hand_over(self, step: Step, message: Message) -> None:
+        if step.target < 0:
+            self.inbox[message.key] = message
+            return
+        self._send(step.target, message)
+        self.meter.messages += 1
+        self.meter.message_bytes += sum(tensor.nbytes for tensor in message.tensors)
+
+    def _check_loss(self, loss: float, step: Step) -> None:
+        if not math.isfinite(loss) and not self._skip_nan:
+            raise WeftError(
+                f"the loss of mini-batch {self.begun + step.minibatch}, micro-batch {step.action.index}, is {loss}; "
+                'lower the learning rate or look at the data (nan="skip" leaves such mini-batches out and counts them)'
+            )
+
+    def _release(self, steps: Sequence[Step]) -> None:
+        """Let go of the versions that are not read again."""
+        chunk = steps[0].action.chunk
+        for one, program in zip(self.chunks[chunk].sets, self._set_programs[chunk], strict=True):
+            if steps[program].dies:
+                one.versions.release(steps[program].version)
+
+    # Updates
+
+    def _update(self, steps: Sequence[Step]) -> Waits:
+        step = steps[0]
+        chunk = self.chunks[step.action.chunk]
+        for one in chunk.sets:
+            yield from self._settle(chunk.number, one)
+        start = self.meter.start()
+        losses = self._losses.pop((chunk.number, step.minibatch))
+        self._hold_gradients()
+        finite = all(map(math.isfinite, losses))
+        for number, one in enumerate(chunk.sets):
+            if steps[self._set_programs[chunk.number][number]].dies:
+                one.versions.release(one.versions.newest)
+            settlement = Settlement(
+                minibatch=self.begun + step.minibatch,
+                gradients=one.take_gradients(),
+                loss=sum(losses) / len(losses),
+                skip=not finite,
+            )
+            member = (self.replica, chunk.number, number)
+            if self._settler.needed(member):
+                self._pending[id(one)] = settlement
+                self._settler.begin(member, settlement, list(one.versions.live))
+            else:
+                self._apply(chunk.number, one, settlement)
+        if not chunk.sets:
+            mean = sum(losses) / len(losses)
+            self._complete(Completed(minibatch=self.begun + step.minibatch, loss=mean, skipped=not finite, norm=None))
+        self.meter.end(step, start)
+
+    def _apply(self, chunk: int, one: ParameterSet, settlement: Settlement) -> None:
+        if settlement.skip:
+            one.skip()
+        else:
+            one.update(settlement.gradients)
+        self._count_weights()
+        if one is self.chunks[chunk].sets[-1]:
+            self._complete(
+                Completed(
+                    minibatch=settlement.minibatch,
+                    loss=settlement.loss,
+                    skipped=settlement.skip,
+                    norm=settlement.norm,
+                )
+            )
+
+    def _complete(self, completed: Completed) -> None:
+        """A chunk is done with a mini-batch; the rank is when its last chunk is."""
+        self._updated[completed.minibatch] += 1
+        if self._updated[completed.minibatch] == len(self.chunks):
+            del self._updated[completed.minibatch]
+            self.completed = completed
+            self.skipped += completed.skipped
+
+    def begin_anew(self, minibatches: int) -> None:
+        """After a flush: versions and micro-batches count from 0."""
+        self.begun += minibatches
+        for chunk in self.chunks.values():
+            for one in chunk.sets:
+                one.begin_anew()
+
+    # Evaluation
+
+    def evaluate(self, losses: list[tuple[float, int]]) -> Waits:
+        """Forwards only, of one batch, in the order in which the schedule runs them.
+
+        Adds the loss and the number of samples of each micro-batch to `losses`, where they are known.
+        """
+        for step in self.programs[0].steps(self.rank, minibatches=1):
+            chunk, index = self.chunks[step.action.chunk], step.action.index
+            if step.action.op != Op.F:
+                continue
+            if step.needs >= 0:
+                key = key_of(step)
+                while key not in self.inbox:
+                    yield Wait(step.source, key, None)
+                message = self.inbox.pop(key)
+                empty, given = message.skeleton == EMPTY, None
+                if not empty:
+                    given = message.open()
+            else:
+                given = self.inputs.pop(index)
+                empty = batch_size(given, what="the inputs") == 0
+            target = self.targets.pop(index, None) if chunk.last else None
+            output = None if empty else chunk.evaluate(given, target)
+            if not chunk.last:
+                taken = key_of(step, taker=step.feeds)
+                self._hand_over(step, Message(taken, [], EMPTY, []) if empty else Message.of(taken, output))
+            elif not empty:
+                losses.append((output.item(), batch_size(target, what="the targets")))
+
+    # Bytes
+
+    def _hold_activations(self, change: int) -> None:
+        self._activations += change
+        self.meter.hold(activations=self._activations)
+
+    def _hold_gradients(self) -> None:
+        self.meter.hold(gradients=sum(one.gradient_bytes for chunk in self.chunks.values() for one in chunk.sets))
+
+    def _count_weights(self) -> None:
+        sets = [one for chunk in self.chunks.values() for one in chunk.sets]
+        self.meter.hold(
+            extra_versions=sum(one.versions.extra_bytes for one in sets),
+            optimizer=sum(one.optimizer_bytes for one in sets),
+        )
