@@ -18,16 +18,18 @@ import contextlib
 import difflib
 import functools
 import operator
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export import Dim, ExportedProgram
 
 from weft.errors import WeftError
 
@@ -40,6 +42,8 @@ torch.library.register_fake("weft::cut", lambda name: None)
 _MARK = torch.ops.weft.cut.default
 fx.has_side_effect(_MARK)
 _PIPE_SPLIT = "pippy._pipe_split.default"  # the mark of torch.distributed.pipelining, which need not be loaded
+
+_NOT_THE_MODEL = (os.path.dirname(torch.__file__), __file__)  # where its forward is not
 
 _NUMBERS = (type(None), int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -71,7 +75,7 @@ def cut_layers(model: Any, *, at: Sequence[str] | None, example: Any) -> list[nn
                 f"a model that is exported already is cut at its own marks, not at names (got a {type(model).__name__} "
                 f"and {list(at)}); give weft the model that it was made from"
             )
-        one = _of_pipe(model) if _is_pipe(model) else _of_exported(model, at=None)
+        one = _of_pipe(model) if _is_pipe(model) else _of_exported(model)
         mode = _mode(one.graph)
         programs = {True: one, False: one} if mode is None else {mode: one}
     else:
@@ -92,7 +96,7 @@ class CutLayer(nn.Module):
 
     def __init__(self, starts: str) -> None:
         super().__init__()
-        self._weft: dict[bool, _Part] = {}  # by mode; one name only, the others are the model's
+        self._weft: dict[bool, _Part] = {}  # by mode
         self._weft_starts = starts
 
     def forward(self, carry: Any) -> Any:
@@ -100,9 +104,10 @@ class CutLayer(nn.Module):
         if part is None:
             own, asked = ("evaluation", "training") if self.training else ("training", "evaluation")
             raise WeftError(
-                f"a model that was exported for {own} can't be used for {asked}; give weft the model that it was made from"
+                f"a model that was exported for {own} has no graph for {asked}; "
+                "give weft the model that it was made from"
             )
-        values = carry if part.inputs is None else part.inputs.read(carry)
+        values = part.form.read(carry) if part.first else carry
         if len(values) != part.carried:
             raise WeftError(
                 f"a layer takes what the layer before it returns in the same mode (values: {len(values)}, wanted: "
@@ -110,7 +115,7 @@ class CutLayer(nn.Module):
             )
         part.follow(values)
         results = part.code(*values, *(getattr(owner, name) for owner, name in part.places))
-        return results if part.out_spec is None else part.out_spec.unflatten(results)
+        return part.form.write(results) if part.last else results
 
     def extra_repr(self) -> str:
         return f"from {self._weft_starts}" if self._weft_starts else ""
@@ -125,8 +130,9 @@ class _Part:
     places: list[tuple[Any, str]]
     constants: SimpleNamespace
     device: torch.device | None
-    inputs: _Inputs | None  # of the first layer
-    out_spec: Any  # of the last
+    form: _Form
+    first: bool
+    last: bool
 
     def follow(self, values: Iterable[Any]) -> None:
         """Go where the inputs are: the graph names the device that the example was on."""
@@ -149,50 +155,53 @@ class _Part:
                 setattr(self.constants, name, tensor.to(device))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Inputs:
-    """The form that a model's inputs must have."""
+class _Form:
+    """The form of a model's inputs and outputs."""
 
-    spec: Any
-    kinds: list[tuple[str, int | None, Any]]  # name, dimensions of a tensor or None, else the one value there may be
-    guards: list[nn.Module]
-
-    @classmethod
-    def of(cls, program: _Program) -> _Inputs:
-        kinds = []
-        for node in program.graph.find_nodes(op="placeholder"):
+    def __init__(self, graph: fx.Graph, guards: Sequence[nn.Module], specs: Any, *, called: bool) -> None:
+        self.guards, self.specs, self.called = guards, specs, called
+        self.kinds: list[tuple[str, int | None, Any]] = []  # name, dimensions of a tensor or None, else the one value
+        for node in graph.find_nodes(op="placeholder"):
             value = node.meta.get("val")
-            kinds.append((node.name, value.dim(), None) if isinstance(value, Tensor) else (node.name, None, value))
-        return cls(spec=program.in_spec, kinds=kinds, guards=program.guards)
+            tensor = isinstance(value, Tensor)
+            name = node.name.removeprefix("kwargs_") if called else node.name
+            self.kinds.append((name, value.dim() if tensor else None, None if tensor else value))
+
+    def __deepcopy__(self, _: Any) -> _Form:
+        return self  # never changes
 
     def read(self, inputs: Any) -> list[Any]:
         """The inputs as the graph takes them."""
         args, kwargs = _as_call(inputs)
         try:
-            if self.spec is None:
+            if self.specs is None:
                 leaves = [*args, *(kwargs[name] for name, *_ in self.kinds[len(args) :])]
             else:
-                leaves = list(self.spec.flatten_up_to((args, kwargs)))
+                call = ((args, kwargs), {}) if self.called else (args, kwargs)
+                leaves = list(self.specs.in_spec.flatten_up_to(call))
         except (KeyError, ValueError) as error:
             raise WeftError(f"inputs must have the form of the example ({error}); give another example") from error
-        for (name, dimensions, value), leaf in zip(self.kinds, leaves, strict=False):
-            if dimensions is None:
-                if type(leaf) is not type(value) or leaf != value:
-                    raise WeftError(f"{name} must be what the example had ({value!r}, got {_show(leaf)})")
-            elif not isinstance(leaf, Tensor) or leaf.dim() != dimensions:
+        for (name, dimensions, value), leaf in zip(self.kinds, leaves, strict=True):
+            if dimensions is None and (type(leaf) is not type(value) or leaf != value):
                 raise WeftError(
-                    f"{name} must be a tensor of {dimensions} dimensions, as in the example (got {_show(leaf)})"
+                    f"{name} must be as in the example ({value!r}, got {_show(leaf)}); give another example"
                 )
+            if dimensions is not None and (not isinstance(leaf, Tensor) or leaf.dim() != dimensions):
+                raise WeftError(f"{name} must have {dimensions} dimensions as in the example (got {_show(leaf)})")
         for guard in self.guards:
             try:
                 guard(*leaves)
             except AssertionError as error:
-                shapes = [f"{name}: {_show(leaf)}" for (name, *_), leaf in zip(self.kinds, leaves, strict=False)]
+                rule = str(error).removeprefix("Guard failed: ")
+                shown = "; ".join(f"{name}: {_show(leaf)}" for (name, *_), leaf in zip(self.kinds, leaves, strict=True))
                 raise WeftError(
-                    f"the model could be exported only for inputs with {str(error).removeprefix('Guard failed: ')} "
-                    f"({'; '.join(shapes)}); give an example that is like the micro-batches"
+                    f"torch.export fixed the model to inputs with {rule} ({shown}); "
+                    "give an example that is like the micro-batches"
                 ) from None
         return leaves
+
+    def write(self, results: Any) -> Any:
+        return results if self.specs is None else self.specs.out_spec.unflatten(results)
 
 
 def _show(value: Any) -> str:
@@ -211,21 +220,21 @@ class _Program:
     marks: list[str]
     attributes: dict[str, Any]  # what the graph reads: target -> parameter, buffer, constant tensor or module
     names: dict[int, tuple[str, bool]]  # of parameters and buffers: identity -> name, and whether state_dict has it
-    guards: list[nn.Module]  # that check the inputs
-    in_spec: Any
-    out_spec: Any
+    form: _Form
 
 
-def _of_exported(exported: ExportedProgram, *, at: Sequence[str] | None, model: nn.Module | None = None) -> _Program:
+def _of_exported(exported: ExportedProgram, *, at: Sequence[str] | None = None, owner: _Call | None = None) -> _Program:
     whole = exported.module()
-    spec = exported.call_spec
-    return _program(whole, owner=model or whole, at=at, in_spec=spec.in_spec, out_spec=spec.out_spec)
+    return _program(whole, owner=owner or whole, at=at, specs=exported.call_spec, drop=owner is not None)
 
 
 def _program(
-    whole: fx.GraphModule, *, owner: nn.Module, at: Sequence[str] | None, in_spec: Any = None, out_spec: Any = None
+    whole: fx.GraphModule, *, owner: nn.Module, at: Sequence[str] | None = None, specs: Any = None, drop: bool
 ) -> _Program:
-    """Read a graph: find its marks, and throw away what a layer doesn't need."""
+    """Read a graph: find its marks, and throw away what a layer doesn't need.
+
+    `owner` has the tensors; `drop` the first step of their names, which is that of a wrapper.
+    """
     graph = whole.graph
     for part in whole.modules():
         if isinstance(part, fx.GraphModule):
@@ -256,10 +265,10 @@ def _program(
         segments=segments,
         marks=marks,
         attributes=attributes,
-        names={id(tensor): (name, name in kept) for name, tensor in reversed(held.items())},  # the first name counts
-        guards=guards,
-        in_spec=in_spec,
-        out_spec=out_spec,
+        names={  # the first name counts
+            id(tensor): (name.split(".", int(drop))[-1], name in kept) for name, tensor in reversed(held.items())
+        },
+        form=_Form(graph, guards, specs, called=isinstance(owner, _Call)),
     )
 
 
@@ -290,14 +299,14 @@ def _counted(node: fx.Node, at: Sequence[str] | None) -> list[str]:
 def _belongs_to(node: fx.Node) -> fx.Node | None:
     """The value that a node stays with, wherever torch put it.
 
-    The parts of a tuple stay with the tuple, for a carry has none; torch.export stores the new values of buffers at the
-    end of the graph, whoever computed them.
+    The parts of a tuple stay with the tuple, for a carry has none. New values of buffers are stored at the end of the
+    graph, whoever computed them.
     """
-    first, second, *_ = [*node.args, None, None]
-    if node.target is operator.getitem and isinstance(first, fx.Node):
-        return first
-    stores = _operator(node) == "copy_" and isinstance(first, fx.Node) and first.op == "get_attr"
-    return second if stores and isinstance(second, fx.Node) and second.op == "call_function" else None
+    sources = node.all_input_nodes
+    stores = _operator(node) == "copy_" and sources[0].op == "get_attr"
+    if not (node.target is operator.getitem or _operator(node) == "detach" or stores):
+        return None
+    return sources[-1] if sources[-1].op == "call_function" else None
 
 
 def _operator(node: fx.Node) -> str:
@@ -314,12 +323,30 @@ def _mode(graph: fx.Graph) -> bool | None:
             flags.append(node.args[2] is True)
         elif "batch_norm" in name and node.args[3] is not None:
             flags.append("no_training" not in name and node.args[5] is True)
+        elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and node.args[5]:
+            flags.append(node.args[6] is True)
         elif name == "scaled_dot_product_attention" and node.kwargs.get("dropout_p", [*node.args, 0, 0][4]):
             flags.append(True)
     return any(flags) if flags else None
 
 
 # Export
+
+
+class _Call(nn.Module):
+    """A model as it is exported: called with plain trees, whatever the signature of its forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = dict(self.model.named_buffers())
+        outputs = self.model(*args, **kwargs)
+        for name, buffer in self.model.named_buffers():
+            if buffer is not before.get(name, buffer):  # it was assigned to, which torch.export forgets in a submodule
+                before[name].copy_(buffer.detach())
+        return outputs
 
 
 def _trace(model: nn.Module, at: Sequence[str] | None, mode: bool, call: Call) -> _Program:
@@ -329,37 +356,40 @@ def _trace(model: nn.Module, at: Sequence[str] | None, mode: bool, call: Call) -
     with contextlib.ExitStack() as stack:
         stack.enter_context(_in_mode(model, mode))
         stack.enter_context(_without_cache(model))
-        stack.enter_context(_assigning_in_place(model))
         for name in at or ():
             handle = model.get_submodule(name).register_forward_pre_hook(mark(name), prepend=True)
             stack.callback(handle.remove)
-        program = _of_exported(_export(model, call), at=at, model=model)
+        whole = _Call(model)
+        program = _of_exported(_export(whole, call), at=at, owner=whole)
     if at is not None:
         _check_order(model, at, program.marks)
     return program
 
 
-def _export(model: nn.Module, call: Call) -> ExportedProgram:
+def _export(whole: _Call, call: Call) -> ExportedProgram:
     """Export with sizes as free as torch.export allows."""
-    tensors = [tensor for tensor in _tensors(call) if tensor.dim()]
-    attempts = [(call, True), (call, False)]
-    if tensors and all(tensor.shape[0] == 1 for tensor in tensors):
-        attempts.insert(0, (_twice(call), True))  # torch.export would take a batch of one for a fixed size
-    cause: Exception | None = None
-    for (args, kwargs), free in attempts:
+    attempts = [(call, _over(_free, call)), (call, None)]
+    batches: list[int] = []
+    _over(lambda leaf: batches.extend(leaf.shape[:1] if isinstance(leaf, Tensor) else ()), call)
+    if batches and max(batches) == 1:  # torch.export would take it for a fixed size
+        twice = _over(_twice, call)
+        attempts.insert(0, (twice, _over(_free, twice)))
+    cause = Exception()
+    for inputs, shapes in attempts:
         try:
-            with warnings.catch_warnings():
-                shapes = ShapesCollection()
-                for tensor in _tensors((args, kwargs)):
-                    shapes[tensor] = [Dim.AUTO if free else None] * tensor.dim()
-                dynamic = shapes.dynamic_shapes(model, args, kwargs)
-                return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic)
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"The tensor attributes? self\.\S*_flat_weights\[0\]")  # of nn.LSTM
+                return torch.export.export(whole, inputs, dynamic_shapes=shapes)
         except Exception as error:
             cause = error
-    first = next(iter(str(cause).strip().splitlines()), "")
+            if "data-dependent" in str(error):
+                break
+    reason = next(iter(str(cause).strip().splitlines()), "")
+    frames = [one for one in traceback.extract_tb(cause.__traceback__) if not one.filename.startswith(_NOT_THE_MODEL)]
+    place = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     raise WeftError(
-        f"torch.export can't write down the forward of {type(model).__name__} ({type(cause).__name__}: {first}); "
-        "rewrite what it names, or give weft an nn.Sequential or a list of layers"
+        f"torch.export can't write down the forward of {type(whole.model).__name__} ({type(cause).__name__}: {reason}"
+        f"{place}); rewrite that place, or give weft an nn.Sequential or a list of layers"
     ) from cause
 
 
@@ -388,33 +418,6 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
-@contextlib.contextmanager
-def _assigning_in_place(model: nn.Module) -> Iterator[None]:
-    """Let `self.buffer = new` write into the buffer: torch.export forgets such an assignment in a submodule."""
-    own = {module: dict(module.named_buffers(recurse=False)) for module in model.modules()}
-    started: dict[nn.Module, dict[str, Tensor]] = {}
-
-    def before(module: nn.Module, *_: Any) -> None:
-        started[module] = dict(module.named_buffers(recurse=False))
-
-    def after(module: nn.Module, *_: Any) -> None:
-        for name, tensor in module.named_buffers(recurse=False):
-            if (old := started[module].get(name, tensor)) is not tensor:
-                setattr(module, name, old.copy_(tensor.detach()))
-
-    handles = [module.register_forward_pre_hook(before) for module, buffers in own.items() if buffers]
-    handles += [module.register_forward_hook(after) for module, buffers in own.items() if buffers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, buffers in own.items():
-            for name, tensor in buffers.items():
-                if getattr(module, name) is not tensor:
-                    setattr(module, name, tensor)
-
-
 def _as_call(inputs: Any) -> Call:
     """The arguments that inputs stand for."""
     if isinstance(inputs, Mapping):
@@ -422,21 +425,21 @@ def _as_call(inputs: Any) -> Call:
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, tuple | list | dict):
-        for one in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(one)
+def _over(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of arguments with a function applied to its leaves."""
+    if type(tree) in (tuple, list):
+        return type(tree)(_over(function, one) for one in tree)
+    if type(tree) is dict:
+        return {key: _over(function, one) for key, one in tree.items()}
+    return function(tree)
 
 
-def _twice(tree: Any) -> Any:
-    """The same inputs with every sample twice."""
-    if isinstance(tree, Tensor) and tree.dim():
-        return torch.cat([tree, tree]).detach()
-    if isinstance(tree, dict):
-        return {key: _twice(one) for key, one in tree.items()}
-    return type(tree)(map(_twice, tree)) if type(tree) in (tuple, list) else tree
+def _free(leaf: Any) -> Any:
+    return tuple(Dim.STATIC if size == 1 else Dim.AUTO for size in leaf.shape) if isinstance(leaf, Tensor) else None
+
+
+def _twice(leaf: Any) -> Any:
+    return torch.cat([leaf, leaf]).detach() if isinstance(leaf, Tensor) and leaf.dim() else leaf
 
 
 # A Pipe of torch.distributed.pipelining
@@ -451,16 +454,14 @@ def _of_pipe(pipe: Any) -> _Program:
     """A Pipe's stages as one graph again, with a mark before each but the first."""
     whole = pipe.split_gm
     for replicas in pipe.replicated_params:  # a Pipe copies a tied parameter; they are to be one again
-        first, *others = (whole.get_submodule(stage).get_parameter(name) for stage, name in replicas.items())
-        for (stage, name), _ in zip([*replicas.items()][1:], others, strict=True):
-            path, _, leaf = name.rpartition(".")
-            setattr(whole.get_submodule(stage).get_submodule(path), leaf, first)
+        shared = whole.get_parameter(".".join(next(iter(replicas.items()))))
+        for stage, name in replicas.items():
+            path, _, leaf = f"{stage}.{name}".rpartition(".")
+            setattr(whole.get_submodule(path), leaf, shared)
     graph = fx.Graph()
     inputs = [graph.node_copy(node) for node in whole.graph.find_nodes(op="placeholder")]
     graph.output(_inline(graph, whole, "", inputs))
-    program = _program(fx.GraphModule(whole, graph), owner=whole, at=None)
-    names = {key: (name.partition(".")[2], kept) for key, (name, kept) in program.names.items()}  # without the stage
-    return replace(program, names=names)
+    return _program(fx.GraphModule(whole, graph), owner=whole, drop=True)
 
 
 def _inline(graph: fx.Graph, module: Any, prefix: str, arguments: Iterable[Any]) -> Any:
@@ -574,8 +575,9 @@ class _Cut:
             places=list(places.values()),
             constants=constants,
             device=next((value.device for node in carried if isinstance(value := node.meta.get("val"), Tensor)), None),
-            inputs=_Inputs.of(program) if number == 0 else None,
-            out_spec=program.out_spec if last else None,
+            form=program.form,
+            first=number == 0,
+            last=last,
         )
 
     def _written(self, number: int, carried: Sequence[fx.Node]) -> list[fx.Node]:

@@ -12,7 +12,6 @@ all have joined, so that no rank is through before another is up. When the paren
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import functools
 import io
@@ -45,6 +44,20 @@ T = TypeVar("T")
 
 ECHO = 1.2  # seconds to wait for the cause of what looks like an echo; a rank tells its neighbours, then its parent
 LOOK = 0.1  # seconds between two looks at whether the ranks are alive, for those whose end the socket does not tell
+
+# How a rank begins. Its death is tied to its parent's before it does anything that takes time: by the kernel on Linux
+# (PR_SET_PDEATHSIG), which reaches a rank that is stopped or stuck in C; everywhere by _watch, which does not.
+BIRTH = """
+import sys
+sys.path[:] = {path}
+import ctypes, os, signal
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+if os.getppid() != {parent}:
+    os._exit(1)
+from weft.runtime.launch import _serve
+_serve({descriptors})
+"""
 
 _inside = ""  # which rank this process is, if launch has started it
 _loading = ""  # what it is importing, as long as it is
@@ -202,12 +215,11 @@ class _Child:
         self.failure: _Failure | None = None
         self.pipe, theirs = multiprocessing.connection.Pipe()
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
-        serve = f"import sys; sys.path[:] = {path!r}; from weft.runtime.launch import _serve; "
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs:
-            serve += f"_serve({theirs.fileno()}, {descriptors}, {os.getpid()})"
-            command = [sys.executable, *flags, "-c", serve]
             inherited = [theirs.fileno(), *descriptors]
+            birth = BIRTH.format(path=path, parent=os.getpid(), descriptors=inherited)
+            command = [sys.executable, *flags, "-c", birth]
             try:
                 self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=inherited)
             except OSError as problem:
@@ -353,19 +365,18 @@ def _ending(status: int) -> str:
 # --- a rank ---
 
 
-def _serve(descriptor: int, descriptors: list[int], parent: int) -> None:
-    """The whole life of a rank, from its first instruction on."""
-    _die_with(parent)
+def _serve(descriptors: list[int]) -> None:
+    """The whole life of a rank; the first descriptor leads to its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for inherited in (descriptor, *descriptors):
-        os.set_inheritable(inherited, False)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # whole lines, and none lost when the rank is killed
     faulthandler.enable()
     stacks.ready()
-    pipe = Connection(descriptor)
+    pipe = Connection(descriptors[0])
     try:
         job, call = pickle.loads(pipe.recv_bytes()), pipe.recv_bytes()
     except (EOFError, OSError):
@@ -388,14 +399,6 @@ def _serve(descriptor: int, descriptors: list[int], parent: int) -> None:
         threading.Event().wait()  # for the end: while its connections are open, no peer fails because of it
     else:
         pipe.send_bytes(message)
-
-
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        set_death_signal = 1  # PR_SET_PDEATHSIG; it reaches a rank that is stopped or stuck in C, as _watch can't
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _watch(pipe: Connection, go: threading.Event) -> None:

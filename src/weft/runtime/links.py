@@ -68,7 +68,7 @@ class Outgoing:
         sizes = [0 if self._nccl is not None else aligned(tensor.nbytes) for tensor in tensors]
         size = start + sum(sizes)
         flat = self._pool.take(size)
-        HEADER.pack_into(flat.numpy(), 0, *message.key, message.loss, number, len(text), size)
+        HEADER.pack_into(flat.numpy().data, 0, *message.key, message.loss, number, len(text), size)
         if text:
             flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         if self._nccl is None:
@@ -87,7 +87,7 @@ class Outgoing:
         """Tell the other end that this rank failed."""
         text = reason.encode()[: FIRST - 2 * ALIGNMENT]
         flat = torch.zeros(FIRST, dtype=torch.uint8)
-        HEADER.pack_into(flat.numpy(), 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST)
+        HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST)
         flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         self._isend(flat, LINE).wait(wait)
 
@@ -95,7 +95,7 @@ class Outgoing:
         """The number of a message's description, and its text where the receiver does not know it yet."""
         description = (
             message.skeleton,
-            *((str(one.dtype)[6:], tuple(one.shape), grad) for one, grad in zip(message.tensors, message.grads)),
+            *((str(t.dtype)[6:], tuple(t.shape), g) for t, g in zip(message.tensors, message.grads, strict=True)),
         )
         number = self._descriptions.get(description)
         if number is not None:
@@ -111,7 +111,7 @@ class Outgoing:
             self._sends.append((self._isend(flat, LINE),))
         else:
             head = self._pool.take(ALIGNMENT)
-            HEADER.pack_into(head.numpy(), 0, LARGER, 0, 0, 0.0, 0, 0, size)
+            HEADER.pack_into(head.numpy().data, 0, LARGER, 0, 0, 0.0, 0, 0, size)
             self._sends.append((self._isend(head, LINE), self._isend(flat, WIDE)))
             self._capacity = max(self._capacity, size)
         self._capacities.append(self._capacity)
@@ -145,12 +145,12 @@ class Incoming:
         posted.wait(wait)
         self._posted.popleft()
         flat = posted.flat
-        op, chunk, index, loss, number, described, size = HEADER.unpack_from(flat.numpy())
+        op, chunk, index, loss, number, described, size = HEADER.unpack_from(flat.numpy().data)
         if op == LARGER:
             wide = self._irecv(size, WIDE)
             wide.wait(wait)
             flat = wide.flat
-            op, chunk, index, loss, number, described, _ = HEADER.unpack_from(flat.numpy())
+            op, chunk, index, loss, number, described, _ = HEADER.unpack_from(flat.numpy().data)
             self._capacity = max(self._capacity, size)
         start = aligned(HEADER.size)
         text = flat[start : start + described].numpy().tobytes()

@@ -111,9 +111,7 @@ class Pipeline:
                 optimizer=optimizer,
                 lr_scheduler=lr_scheduler,
             )
-            for (replica, chunk), layers in zip(
-                here, own_layers(self._plan, [chunk for _, chunk in here]), strict=True
-            )
+            for (replica, chunk), layers in zip(here, own_layers(self._plan, [chunk for _, chunk in here]), strict=True)
         }
         settler = setup.settler_for(
             self._program, set(here), self._plan.sets, self._transport, replicas=replicas, clip_norm=clip_norm
@@ -267,7 +265,9 @@ class Pipeline:
         self.flush()
         known = self._plan.model.state
         if missing := [name for name in known if name not in state]:
-            raise WeftError(f"the state has no {missing[0]} (missing: {len(missing)}); give the whole model's state_dict")
+            raise WeftError(
+                f"the state has no {missing[0]} (missing: {len(missing)}); give the whole model's state_dict"
+            )
         if strange := [name for name in state if name not in known]:
             raise WeftError(f"the model has no {strange[0]} (unknown: {len(strange)}); give this model's state_dict")
         for name, tensor in known.items():

@@ -27,7 +27,7 @@ class Seeds:
     def __init__(self, device: torch.device) -> None:
         self._generators = [torch.default_generator]
         if device.type == "cuda":
-            torch.cuda.init()
+            torch.empty(0, device=device)  # CUDA has no generators before its first use
             index = torch.cuda.current_device() if device.index is None else device.index
             self._generators.append(torch.cuda.default_generators[index])
         self._before: list[torch.Tensor] = []

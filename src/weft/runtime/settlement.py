@@ -53,7 +53,8 @@ class Settler:
 
     def _average(self, member: Member, settlement: Settlement) -> None:
         if member not in self.averages:
-            return self._tie(member, settlement)
+            self._tie(member, settlement)
+            return
         about = torch.tensor([settlement.loss, float(settlement.skip)], dtype=torch.float64)
 
         def averaged(total: Parts) -> None:
@@ -67,7 +68,8 @@ class Settler:
 
     def _tie(self, member: Member, settlement: Settlement) -> None:
         if member not in self.ties:
-            return self._clip(member, settlement)
+            self._clip(member, settlement)
+            return
 
         def tied(total: Parts) -> None:
             settlement.gradients = list(total)
@@ -77,7 +79,8 @@ class Settler:
 
     def _clip(self, member: Member, settlement: Settlement) -> None:
         if member not in self.norms or self.clip_norm is None:
-            return settlement.done.set_result(None)
+            settlement.done.set_result(None)
+            return
         limit = self.clip_norm
         first = member not in self.ties or self.ties[member].members[0] == member  # tied weights count once
         norm = torch.nn.utils.get_total_norm(_given(settlement) if first else [])

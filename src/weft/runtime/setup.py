@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from weft.errors import WeftError
 from weft.runtime.settlement import Settler
-from weft.runtime.sums import Group, Member, Sums
+from weft.runtime.sums import AllReduce, Group, Member, Sums
 from weft.runtime.transport import Processes, Transport, Virtual
 from weft.schedule import Op, Program, Schedule
 from weft.schedule import schedule as named_schedule
@@ -50,9 +50,7 @@ def each_chunk(choice: bool | Sequence[bool], chunks: int) -> list[bool]:
     return chosen
 
 
-def schedule_for(
-    schedule: str | Schedule, stages: int | None, microbatches: int | None, replicas: int
-) -> Schedule:
+def schedule_for(schedule: str | Schedule, stages: int | None, microbatches: int | None, replicas: int) -> Schedule:
     """The schedule that a pipeline runs, for as many stages as there are ranks."""
     check_sizes(replicas=replicas)
     if dist.is_available() and dist.is_initialized():
@@ -119,18 +117,22 @@ def norm_groups(program: Program) -> list[list[int]]:
     The norm of a mini-batch is known when its last backward is done, in the first chunk. A chunk that reads less late
     than the first one would have to wait for it: WPipe's second group, so its two groups have a norm each.
     """
-    delays = []
-    for chunk, rank in enumerate(program.schedule.placement):
-        forward = (program.op[rank] == Op.F) & (program.chunk[rank] == chunk)
-        order = np.argsort(program.index[rank][forward] % program.schedule.microbatches)
-        delays.append(program.delay[rank][forward][order].tolist())
     groups: list[list[int]] = []
-    for chunk, delay in enumerate(delays):
-        if chunk and delay == delays[chunk - 1]:
+    for chunk in range(program.schedule.chunks):
+        if chunk and _delays(program, chunk) == _delays(program, chunk - 1):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
     return groups
+
+
+def _delays(program: Program, chunk: int) -> list[int]:
+    """How late a chunk's forwards read, by micro-batch."""
+    rank = program.schedule.placement[chunk]
+    forward = (program.op[rank] == Op.F) & (program.chunk[rank] == chunk)
+    order = np.argsort(program.index[rank][forward] % program.schedule.microbatches)
+    delays: list[int] = program.delay[rank][forward][order].tolist()
+    return delays
 
 
 def settler_for(
@@ -170,11 +172,15 @@ def settler_for(
                 "different delays, so it would have to wait; use 2bw, wpipe (a norm for each of its two groups) "
                 "or a synchronous schedule"
             )
+        # Tied weights count where they are read last of all, for before that their sum is not known.
+        latest = {chunk: max(_delays(program, chunk)) for chunk in range(schedule.chunks)}
+        home = {m: max(sets[m[1]][m[2]] or m[1:2], key=lambda chunk: (latest[chunk], -chunk)) for m in members}
         for replica in range(replicas):
             for chunks in groups:
-                inside = tuple(m for m in members if m[0] == replica and m[1] in chunks)
-                norms.append(Group(name=f"norm of chunks {chunks[0]} to {chunks[-1]} of replica {replica}", members=inside))
-    across = {}
+                inside = tuple(m for m in members if m[0] == replica and home[m] in chunks)
+                name = f"norm of chunks {chunks[0]} to {chunks[-1]} of replica {replica}"
+                norms.append(Group(name=name, members=inside))
+    across: dict[str, AllReduce] = {}
     for group in (*averages, *ties, *norms):
         ranks = sorted({replica * schedule.stages + schedule.placement[chunk] for replica, chunk, _ in group.members})
         if isinstance(transport, Processes) and len(ranks) > 1:

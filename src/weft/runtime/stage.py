@@ -124,8 +124,8 @@ def build(
         for entry, (owner, attribute, tensor) in zip(entries, tensors_of(layer), strict=True):
             state |= dict.fromkeys(entry.names, (owner, attribute))
             if entry.trained:
-                _, places = sets[entry.holders].setdefault(id(tensor), (entry.names, []))
-                places.append((owner, attribute))
+                member = sets[entry.holders].setdefault(id(tensor), (entry.names, []))
+                member[1].append((owner, attribute))
     chunk = Chunk(
         number=number,
         first_layer=plan.ranges[number].start,
@@ -135,11 +135,11 @@ def build(
         how=how,
     )
     for holders in sorted(sets):
-        names, places = zip(*sets[holders].values(), strict=True)
+        members = sets[holders].values()
         chunk.sets.append(
             ParameterSet(
-                names=[one[0] for one in names],
-                places=places,
+                names=[names[0] for names, _ in members],
+                places=[places for _, places in members],
                 stashes=_stashes(plan.programs[holders], number),
                 optimizer=optimizer,
                 lr_scheduler=lr_scheduler,

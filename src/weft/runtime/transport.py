@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from time import monotonic_ns
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -103,11 +104,10 @@ class Processes:
         self._lines = self._new_group(range(self._world), "gloo")
         stacks.ready()
         here = socket.gethostname()
-        clock = self.everyone([here, os.getpid()])
-        self._peers = {rank: (host, pid) for rank, (host, pid) in enumerate(clock)}
-        now = [here, monotonic_ns()]
-        first_host, first_now = self.everyone(now)[0]
-        self.zero = first_now if first_host == here else now[1]  # clocks of one host agree, others by this moment
+        self._peers = {rank: (host, pid) for rank, (host, pid) in enumerate(self.everyone([here, os.getpid()]))}
+        now = monotonic_ns()
+        first = self.everyone(now)[0]
+        self.zero: int = first if self._peers[0][0] == here else now  # clocks of one host agree; others at this moment
         self._connect(schedule, slots)
 
     def _connect(self, schedule: Schedule, slots: int) -> None:
@@ -126,8 +126,7 @@ class Processes:
 
     def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
         group = dist.new_group(list(ranks), backend=backend, timeout=self._deadline)
-        assert isinstance(group, dist.ProcessGroup) or self._rank not in ranks
-        return group  # type: ignore[return-value]  # whoever is not in it never uses it
+        return cast(dist.ProcessGroup, group)  # whoever is not in it gets something else, and never uses it
 
     def sender(self, rank: int) -> Callable[[int, Message], None]:
         def post(target: int, message: Message) -> None:
@@ -181,10 +180,8 @@ class Processes:
     def abort(self, reason: str) -> None:
         """Tell the neighbours, so that they stop with the cause in hand."""
         for link in self._outgoing.values():
-            try:
+            with contextlib.suppress(RuntimeError):  # it is gone, or will know by itself
                 link.abort(reason, wait=GRACE)
-            except RuntimeError:
-                pass  # it is gone, or will know by itself
 
     def everyone(self, data: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
@@ -218,8 +215,8 @@ class Processes:
         return add_up
 
     def nbytes(self, rank: int) -> int:
-        return sum(link.nbytes for link in (*self._outgoing.values(), *self._incoming.values()))
+        sending = sum(link.nbytes for link in self._outgoing.values())
+        return sending + sum(link.nbytes for link in self._incoming.values())
 
     def _of(self, stage: int) -> int:
         return self._rank // self._stages * self._stages + stage
-

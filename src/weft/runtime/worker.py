@@ -298,19 +298,18 @@ class Worker:
                 while key not in self.inbox:
                     yield Wait(step.source, key, None)
                 message = self.inbox.pop(key)
-                empty, given = message.skeleton == EMPTY, None
-                if not empty:
-                    given = message.open()
+                empty = message.skeleton == EMPTY
+                given = None if empty else message.open()
             else:
                 given = self.inputs.pop(index)
                 empty = batch_size(given, what="the inputs") == 0
-            target = self.targets.pop(index, None) if chunk.last else None
-            output = None if empty else chunk.evaluate(given, target)
+            target = self.targets.pop(index) if chunk.last else None
             if not chunk.last:
                 taken = key_of(step, taker=step.feeds)
-                self._hand_over(step, Message(taken, [], EMPTY, []) if empty else Message.of(taken, output))
+                message = Message(taken, [], EMPTY, []) if empty else Message.of(taken, chunk.evaluate(given, None))
+                self._hand_over(step, message)
             elif not empty:
-                losses.append((output.item(), batch_size(target, what="the targets")))
+                losses.append((chunk.evaluate(given, target).item(), batch_size(target, what="the targets")))
 
     # Bytes
 
