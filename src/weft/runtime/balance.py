@@ -80,10 +80,9 @@ def partition(costs: Sequence[float], chunks: int) -> list[int]:
     """
     _check_counts(layers=len(costs), chunks=chunks)
     sums = np.concatenate([[0], np.cumsum(_numbers(costs))])
-    largest = _least(sums, chunks, sums[-1], np.maximum)[-1, -1]
-    if sums.dtype == np.int64 and int(sums[-1]) ** 2 >= EXACT:
-        sums, largest = sums.astype(float), float(largest)
-    table = _least(sums, chunks, largest, _add_square)
+    largest = _least(sums, chunks, sums[-1], np.maximum, sums.dtype)[-1, -1]
+    squares = sums.dtype if int(sums[-1]) ** 2 < EXACT else np.dtype(float)
+    table = _least(sums, chunks, largest, _add_square, squares)
     counts = []
     end = len(costs)
     for chunk in reversed(range(chunks)):
@@ -93,10 +92,11 @@ def partition(costs: Sequence[float], chunks: int) -> list[int]:
     return counts[::-1]
 
 
-def _least(sums: Numbers, chunks: int, limit: Any, combine: Callable[[Numbers, Numbers], Numbers]) -> Numbers:
+def _least(
+    sums: Numbers, chunks: int, limit: Any, combine: Callable[[Numbers, Numbers], Numbers], dtype: np.dtype[Any]
+) -> Numbers:
     """table[k, n]: the least that k chunks of the first n layers come to, none of them larger than the limit."""
-    never = EXACT if sums.dtype == np.int64 else np.inf
-    table = np.full((chunks + 1, len(sums)), never, sums.dtype)
+    table = np.full((chunks + 1, len(sums)), np.inf if dtype.kind == "f" else EXACT, dtype)
     table[0, 0] = 0
     for end in range(1, len(sums)):
         first, parts = _parts(sums, end, limit)
@@ -112,6 +112,7 @@ def _parts(sums: Numbers, end: int, limit: Any) -> tuple[int, Numbers]:
 
 
 def _add_square(before: Numbers, part: Numbers) -> Numbers:
+    part = part.astype(before.dtype)
     squares: Numbers = before + part * part
     return squares
 

@@ -114,12 +114,10 @@ class Chunk:
     def _get_to_know(self, flight: Flight, shapes: Shapes, leaves: list[Tensor]) -> Any:
         """The first micro-batch of some shapes: count what it holds, which takes too long for every one."""
         saved: set[tuple[int, int]] = set()
-        before = {where: (id(buffer), buffer._version) for where, buffer in self._buffers().items()}
+        before = {where: buffer.clone() for where, buffer in self._buffers().items()} if self.recompute else {}
         with _counting(saved):
             output = self._run(flight.given, flight.minibatch, flight.sample, flight.target)
-        self._changing |= {
-            where for where, buffer in self._buffers().items() if before.get(where) != (id(buffer), buffer._version)
-        }
+        self._changing |= {where for where, old in before.items() if not torch.equal(old, getattr(*where))}
         outputs = flatten(output)[0]
         held = leaves if self.recompute else [*leaves, *(tensor for tensor in outputs if tensor.requires_grad)]
         self._known[shapes] = (
@@ -203,15 +201,13 @@ class Chunk:
 
     @contextlib.contextmanager
     def _unchanged_buffers(self) -> Iterator[None]:
-        """A forward that runs a second time leaves running statistics as they are."""
-        before = {where: getattr(*where) for where in self._changing}
-        values = {where: buffer.clone() for where, buffer in before.items()}
+        """A forward that runs a second time leaves running statistics as they are: it works on a copy of them."""
+        kept = {where: getattr(*where) for where in self._changing}
+        for where, buffer in kept.items():
+            setattr(*where, buffer.clone())
         yield
-        with torch.no_grad():
-            for where, buffer in before.items():
-                buffer.copy_(values[where])
-                if getattr(*where) is not buffer:
-                    setattr(*where, buffer)
+        for where, buffer in kept.items():
+            setattr(*where, buffer)
 
     def _buffers(self) -> dict[tuple[nn.Module, str], Tensor]:
         return {

@@ -87,7 +87,8 @@ def cut_layers(model: Any, *, at: Sequence[str] | None, example: Any) -> list[nn
                 "those of one micro-batch: a tensor, a tuple of arguments or a dict of keyword arguments"
             )
         programs = {mode: _trace(model, names, mode, _as_call(example)) for mode in (True, False)}
-        _check_marks(programs, names, type(model).__name__)
+    if not _is_pipe(model):
+        _check_marks([program.marks for program in programs.values()], type(model).__name__)
     return _build(programs)
 
 
@@ -108,9 +109,10 @@ class CutLayer(nn.Module):
                 "give weft the model that it was made from"
             )
         values = part.form.read(carry) if part.first else carry
-        if len(values) != part.carried:
+        if not isinstance(values, tuple | list) or len(values) != part.carried:
+            found = len(values) if isinstance(values, tuple | list) else _show(values)
             raise WeftError(
-                f"a layer takes what the layer before it returns in the same mode (values: {len(values)}, wanted: "
+                f"a layer takes what the layer before it returns in the same mode (values: {found}, wanted: "
                 f"{part.carried}); call train() or eval() on all layers"
             )
         part.follow(values)
@@ -155,17 +157,41 @@ class _Part:
                 setattr(self.constants, name, tensor.to(device))
 
 
+@dataclass(frozen=True)
+class _Input:
+    """An input as it was exported: a tensor of a shape whose free sizes are None, or a constant."""
+
+    name: str
+    shape: tuple[int | None, ...] | None
+    constant: Any
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> _Input:
+        if not isinstance(value, Tensor):
+            return cls(name, None, value)
+        sizes = map(str, value.shape)  # a size that was fixed later on still is a symbol, but reads as a number
+        return cls(name, tuple(int(size) if size.isdigit() else None for size in sizes), None)
+
+    def accepts(self, value: Any) -> bool:
+        if self.shape is None:
+            return type(value) is type(self.constant) and bool(value == self.constant)
+        if not isinstance(value, Tensor) or value.dim() != len(self.shape):
+            return False
+        return all(size in (None, given) for size, given in zip(self.shape, value.shape, strict=True))
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return repr(self.constant)
+        return f"a tensor of [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
+
+
 class _Form:
     """The form of a model's inputs and outputs."""
 
     def __init__(self, graph: fx.Graph, guards: Sequence[nn.Module], specs: Any, *, called: bool) -> None:
         self.guards, self.specs, self.called = guards, specs, called
-        self.kinds: list[tuple[str, int | None, Any]] = []  # name, dimensions of a tensor or None, else the one value
-        for node in graph.find_nodes(op="placeholder"):
-            value = node.meta.get("val")
-            tensor = isinstance(value, Tensor)
-            name = node.name.removeprefix("kwargs_") if called else node.name
-            self.kinds.append((name, value.dim() if tensor else None, None if tensor else value))
+        nodes = graph.find_nodes(op="placeholder")
+        self.inputs = [_Input.of(node.name.removeprefix("kwargs_"), node.meta.get("val")) for node in nodes]
 
     def __deepcopy__(self, _: Any) -> _Form:
         return self  # never changes
@@ -175,27 +201,24 @@ class _Form:
         args, kwargs = _as_call(inputs)
         try:
             if self.specs is None:
-                leaves = [*args, *(kwargs[name] for name, *_ in self.kinds[len(args) :])]
+                leaves = [*args, *(kwargs[one.name] for one in self.inputs[len(args) :])]
             else:
-                call = ((args, kwargs), {}) if self.called else (args, kwargs)
-                leaves = list(self.specs.in_spec.flatten_up_to(call))
+                leaves = list(self.specs.in_spec.flatten_up_to(((args, kwargs), {}) if self.called else (args, kwargs)))
         except (KeyError, ValueError) as error:
             raise WeftError(f"inputs must have the form of the example ({error}); give another example") from error
-        for (name, dimensions, value), leaf in zip(self.kinds, leaves, strict=True):
-            if dimensions is None and (type(leaf) is not type(value) or leaf != value):
+        for one, leaf in zip(self.inputs, leaves, strict=True):
+            if not one.accepts(leaf):
                 raise WeftError(
-                    f"{name} must be as in the example ({value!r}, got {_show(leaf)}); give another example"
+                    f"torch.export fixed {one.name} to {one} (got {_show(leaf)}); "
+                    "give an example that is like the micro-batches"
                 )
-            if dimensions is not None and (not isinstance(leaf, Tensor) or leaf.dim() != dimensions):
-                raise WeftError(f"{name} must have {dimensions} dimensions as in the example (got {_show(leaf)})")
         for guard in self.guards:
             try:
                 guard(*leaves)
             except AssertionError as error:
-                rule = str(error).removeprefix("Guard failed: ")
-                shown = "; ".join(f"{name}: {_show(leaf)}" for (name, *_), leaf in zip(self.kinds, leaves, strict=True))
+                given = "; ".join(f"{one.name}: {_show(leaf)}" for one, leaf in zip(self.inputs, leaves, strict=True))
                 raise WeftError(
-                    f"torch.export fixed the model to inputs with {rule} ({shown}); "
+                    f"torch.export fixed the inputs to {str(error).removeprefix('Guard failed: ')} (got {given}); "
                     "give an example that is like the micro-batches"
                 ) from None
         return leaves
@@ -551,14 +574,14 @@ class _Cut:
         read = dict.fromkeys(one for node in nodes for one in node.all_input_nodes if one.op == "get_attr")
         tensors = {node: value for node in read if isinstance(value := program.attributes[str(node.target)], Tensor)}
         constants = SimpleNamespace()
-        places: dict[int, tuple[Any, str]] = {}  # by identity: a tied tensor is held once
-        slots: dict[int, fx.Node] = {}
+        places: list[tuple[Any, str]] = []
+        held: dict[int, fx.Node] = {}  # by identity: a tied tensor is held once
         values: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in carried}
         for node, tensor in tensors.items():
-            if id(tensor) not in slots:
-                slots[id(tensor)] = graph.placeholder(node.name)
-                places[id(tensor)] = _hold(tensor, program.names.get(id(tensor)), layer, constants)
-            values[node] = slots[id(tensor)]
+            if id(tensor) not in held:
+                held[id(tensor)] = graph.placeholder(node.name)
+                places.append(_hold(tensor, program.names.get(id(tensor)), layer, constants))
+            values[node] = held[id(tensor)]
         for node in self._written(number, carried):
             values[node] = graph.call_method("clone", (values[node],))
         for node in (*(one for one in read if one not in tensors), *nodes):
@@ -572,7 +595,7 @@ class _Cut:
         return _Part(
             code=fx.GraphModule(bodies, graph),
             carried=len(carried),
-            places=list(places.values()),
+            places=places,
             constants=constants,
             device=next((value.device for node in carried if isinstance(value := node.meta.get("val"), Tensor)), None),
             form=program.form,
@@ -640,10 +663,10 @@ def _check_names(model: Any, names: Sequence[str] | None) -> None:
         return
     if not names:
         raise WeftError("there is nothing to cut at (names: none); name the submodules that start a new layer")
-    known = dict(model.named_modules(remove_duplicate=False))
+    known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     for name in names:
-        if not name or name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or [one for one in known if one][:1]
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1) or known[:1]
             raise WeftError(
                 f"{type(model).__name__} has no submodule {name!r} to cut at; "
                 + (f"did you mean {near[0]!r}?" if near else "it has none at all")
@@ -673,15 +696,14 @@ def _check_order(model: nn.Module, names: Sequence[str], marks: Sequence[str]) -
         )
 
 
-def _check_marks(programs: Mapping[bool, _Program], names: Sequence[str] | None, model: str) -> None:
-    training, evaluation = programs[True].marks, programs[False].marks
-    if not training and not evaluation:
+def _check_marks(marks: Sequence[Sequence[str]], model: str) -> None:
+    if not any(marks):
         raise WeftError(
             f"the forward of {model} has no mark to cut it at; name submodules (cut=[...]), "
             "or call weft.cut() in the forward"
         )
-    if training != evaluation:
+    if any(one != marks[0] for one in marks):
         raise WeftError(
             f"the forward of {model} must reach the same marks in training and in evaluation "
-            f"(marks: {len(training)} and {len(evaluation)}); set them where both pass"
+            f"(marks: {' and '.join(str(len(one)) for one in marks)}); set them where both pass"
         )

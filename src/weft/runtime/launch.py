@@ -97,7 +97,7 @@ def launch(
 
     When a rank fails or is killed, all ranks end at once, and RunError tells which one and why, with its traceback.
     `sys.exit()` in `fn` is a result of None, `sys.exit(1)` a failure. `timeout` is in seconds, for all ranks to start,
-    import and meet; it does not limit `fn`. No rank outlives this process.
+    import and meet; it does not limit `fn`. No rank outlives this process; what `fn` starts is its own to end.
     """
     _check(fn, ranks, threads, timeout)
     if _loading:
@@ -140,7 +140,7 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         raise WeftError(f"{rule} (got {name}); define it with def, at the top level of a module")
     if name.startswith("__main__.") and _main_module() is None:
         raise WeftError(
-            f"{rule} (got {name}, where __main__ is no file); put it into a module and import it from there"
+            f"{rule} (got {name}, and this __main__ is no file that can be); put it into a module of its own"
         )
     try:
         return pickle.dumps((fn, args))
@@ -535,7 +535,7 @@ def _join(
         torch.set_num_threads(threads)
     stacks.ready()
     if mine:
-        wait = timedelta(seconds=timeout)
+        wait = timedelta(seconds=min(timeout, 1e6))
         found, rank, _ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
         prefix = f"weft/{next(_joins)}"  # a second launch must not read the first one's entries
         store = dist.PrefixStore(prefix, found)  # type: ignore[attr-defined]

@@ -108,13 +108,15 @@ class SplitBackward:
         path = _leading_to(targets.values(), graph)
         side = _leading_to(weights, graph) - path
         joints = _joints(self._roots, self._grads, graph, path, side)
-        self._groups = _groups(joints, graph, side, weights)
-        if self._groups is None:
+        groups = _groups(joints, graph, side, weights)
+        custom = [node for node in graph if isinstance(node, BackwardCFunction)]
+        if groups is None or any(node.name() in UNSPLITTABLE for node in custom):
             self._groups = []
             return self._both_halves()
+        self._groups = groups
         found = dict(zip(targets, self._first_half(path, list(targets.values()), joints), strict=True))
         gradients = [found.get(id(one)) for one in self._inputs]
-        self._let_go(roots=not any(isinstance(node, BackwardCFunction) for node in graph))
+        self._let_go(roots=not custom)
         return gradients
 
     def weight_gradients(self) -> None:
@@ -163,7 +165,7 @@ class SplitBackward:
         return found
 
     def _let_go(self, *, roots: bool = True) -> None:
-        """Forget what isn't needed any more. A node made in Python owns no graph, the roots do it for these."""
+        """Forget what isn't needed any more. Before torch 2.13 nodes made in Python own no graph: then roots stay."""
         if roots:
             self._roots = []
         self._grads, self._inputs, self._parameters = [], [], []
@@ -187,8 +189,10 @@ def _graph(roots: Iterable[Node]) -> Graph:
 def _leading_to(leaves: Collection[Node], graph: Graph) -> set[Node]:
     found = set(leaves)
     for node, edges in graph.items():
-        if any(after in found for after, _ in edges):
-            found.add(node)
+        for after, _ in edges:
+            if after in found:
+                found.add(node)
+                break
     return found
 
 
@@ -214,8 +218,6 @@ def _joints(
 
 def _groups(joints: list[Joint], graph: Graph, side: set[Node], weights: dict[Node, Tensor]) -> list[Group] | None:
     """Joints whose sides meet, put together; None where that can't be split."""
-    if any(node.name() in UNSPLITTABLE for node in graph):
-        return None
     leader: dict[Joint, Joint] = {}
 
     def lead(joint: Joint) -> Joint:

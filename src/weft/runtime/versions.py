@@ -26,7 +26,7 @@ class Versions:
     def __init__(self, live: Sequence[Parameter], *, stashes: bool) -> None:
         self.live = list(live)
         self.newest = 0
-        self._released = False  # the newest version is not read again, so the next update may write over it
+        self._released: set[int] = set()  # versions that are not read again, but not replaced yet either
         self._leaves = {0: [Parameter(one.data) for one in live] if stashes else self.live}
         self._free: list[list[Parameter]] = []
         self.nbytes = sum(one.nbytes for one in live)
@@ -40,32 +40,31 @@ class Versions:
         return self._leaves[version]
 
     def release(self, version: int) -> None:
-        """Nothing will read a version again."""
-        if version == self.newest:
-            self._released = True
+        """Nothing will read a version again; if it is the newest one, the next update may write over it."""
+        if version >= self.newest:
+            self._released.add(version)
         else:
             self._free.append(self._leaves.pop(version))
 
     @torch.no_grad()
     def update(self, step: Callable[[], object]) -> None:
         """Make the next version: `step` changes the live parameters in place."""
-        old = self._leaves[self.newest]
-        if self._released:
-            del self._leaves[self.newest]
-            leaves = old
+        if self.newest in self._released:
+            self._released.remove(self.newest)
+            leaves = self._leaves.pop(self.newest)
         else:
-            leaves = self._free.pop() if self._free else [Parameter(torch.empty_like(one)) for one in old]
+            leaves = self._free.pop() if self._free else [Parameter(torch.empty_like(one)) for one in self.live]
             for live, leaf in zip(self.live, leaves, strict=True):
                 leaf.data.copy_(live.data)
                 live.data = leaf.data
         step()
         self.newest += 1
         self._leaves[self.newest] = leaves
-        self._released = False
 
     def begin_anew(self) -> None:
         """After a flush: the newest version is version 0, and no other is read again."""
         leaves = self._leaves.pop(self.newest)
         self._free.extend(self._leaves.values())
         self._leaves = {0: leaves}
-        self.newest, self._released = 0, False
+        self.newest = 0
+        self._released.clear()

@@ -7,7 +7,7 @@ its place. So real ranks, which block, and virtual ones, which take turns in one
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class Worker:
         self.skipped = 0
         self.begun = 0  # mini-batches of this run that were before the last flush
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)  # by chunk and mini-batch
-        self._pending: dict[int, Settlement] = {}  # by id of the parameter set
+        self._pending: dict[int, deque[Settlement]] = defaultdict(deque)  # by id of the parameter set
         self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks that are done with it
         self._activations = 0
         self._runs: dict[Op, Callable[[Step, list[int]], None]] = {
@@ -137,22 +137,21 @@ class Worker:
                 yield Wait(step.source, key, None)
 
     def settle(self) -> Waits:
-        """Wait for all updates that are due."""
+        """Make all updates that are due."""
         for chunk in self.chunks.values():
             for one in chunk.sets:
-                yield from self._settle(chunk.number, one)
+                while self._pending[id(one)]:
+                    yield from self._settle(chunk.number, one)
         self.meter.wait_over()
 
     def _settle(self, chunk: int, one: ParameterSet) -> Waits:
-        """Make the update of a parameter set that is due, as soon as its gradients are there."""
-        settlement = self._pending.pop(id(one), None)
-        if settlement is None:
-            return
+        """Make the first update of a parameter set that is due, as soon as its gradients are there."""
+        settlement = self._pending[id(one)][0]
         while not settlement.done.done():
             yield Wait(-1, (Op.U, chunk, settlement.minibatch), settlement.done)
         settlement.done.result()
         start = self.meter.start()
-        self._apply(chunk, one, settlement)
+        self._apply(chunk, one, self._pending[id(one)].popleft())
         self.meter.updated(start)
 
     # Actions
@@ -226,23 +225,25 @@ class Worker:
         step = steps[0]
         chunk = self.chunks[step.action.chunk]
         for one in chunk.sets:
-            yield from self._settle(chunk.number, one)
+            while self._pending[id(one)] and self._pending[id(one)][0].done.done():
+                yield from self._settle(chunk.number, one)
         start = self.meter.start()
         losses = self._losses.pop((chunk.number, step.minibatch))
         self._hold_gradients()
         finite = all(map(math.isfinite, losses))
         for number, one in enumerate(chunk.sets):
-            if steps[self._set_programs[chunk.number][number]].dies:
-                one.versions.release(one.versions.newest)
             settlement = Settlement(
                 minibatch=self.begun + step.minibatch,
                 gradients=one.take_gradients(),
                 loss=sum(losses) / len(losses),
                 skip=not finite,
             )
+            update = steps[self._set_programs[chunk.number][number]]
+            if update.dies:
+                one.versions.release(update.version - 1)
             member = (self.replica, chunk.number, number)
             if self._settler.needed(member):
-                self._pending[id(one)] = settlement
+                self._pending[id(one)].append(settlement)
                 self._settler.begin(member, settlement, list(one.versions.live))
             else:
                 self._apply(chunk.number, one, settlement)
@@ -257,7 +258,7 @@ class Worker:
         else:
             one.update(settlement.gradients)
         self._count_weights()
-        if one is self.chunks[chunk].sets[-1]:
+        if one is self.chunks[chunk].sets[0]:  # its own parameters; tied ones may still be on their way
             self._complete(
                 Completed(
                     minibatch=settlement.minibatch,
