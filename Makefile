@@ -4,10 +4,8 @@ BIN := .venv/bin
 
 .PHONY: train test format golden pictures clean help
 
-train: .venv/ready ## the main job: until training exists, WPipe drawn and simulated
-	$(BIN)/weft draw wpipe --stages 4 --microbatches 4
-	@echo
-	$(BIN)/weft simulate wpipe --stages 4 --microbatches 4
+train: .venv/ready ## the main job: a small language model on two ranks under WPipe
+	$(BIN)/python examples/train.py
 
 test: .venv/ready ## lint, types, tests
 	$(BIN)/ruff check .

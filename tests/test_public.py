@@ -11,8 +11,9 @@ import weft.simulate
 
 
 def test_the_public_names() -> None:
-    errors, data = ["ScheduleError", "WeftError"], ["ChunkCost", "Cost", "Link", "Schedule", "Weights"]
-    functions = ["load_csv", "schedule", "simulate", "timeline", "verify"]
+    errors, data = ["PeerError", "RunError", "ScheduleError", "WeftError"], ["ChunkCost", "Cost", "Link"]
+    data += ["Pipeline", "Report", "Result", "Schedule", "Weights"]
+    functions = ["cut", "launch", "load_csv", "schedule", "simulate", "timeline", "verify"]
     assert sorted(weft.__all__) == sorted(errors + data + functions)
     assert all(hasattr(weft, name) for name in weft.__all__)
 
@@ -21,6 +22,13 @@ def test_functions_keep_their_names_beside_their_packages() -> None:
     """`weft.schedule` is the function, whatever has been imported from the package of that name."""
     assert weft.schedule("1f1b", stages=2, microbatches=2).name == "1f1b"
     assert weft.simulate(weft.schedule("1f1b", stages=2, microbatches=2)).steady
+
+
+def test_what_needs_torch_is_imported_when_asked_for() -> None:
+    """`import weft` takes a fraction of a second; torch takes several."""
+    code = "import sys, weft; assert 'torch' not in sys.modules; weft.Pipeline; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert not hasattr(weft, "nothing")
 
 
 def imported(*arguments: str) -> set[str]:
@@ -50,10 +58,11 @@ LAYERS = (
     "output",
     "schedule",
     "simulate",
+    "runtime",
     "draw",
     "arguments",
     "cli",
-)  # each may import what stands before it
+)  # each may import what stands before it; the runtime alone imports torch
 
 
 def test_imports_point_one_way() -> None:
@@ -66,9 +75,10 @@ def test_imports_point_one_way() -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
-                assert name.split(".")[0] != "torch", path
+                assert home == "runtime" or name.split(".")[0] != "torch", path
+                assert home == "runtime" or not name.startswith("weft.runtime"), path
                 if name.startswith("weft."):
                     found.add((home, name.split(".")[1]))
-    assert {("simulate", "schedule"), ("draw", "schedule"), ("cli", "simulate")} <= found
+    assert {("simulate", "schedule"), ("draw", "schedule"), ("cli", "simulate"), ("runtime", "simulate")} <= found
     for home, other in found:
         assert LAYERS.index(other) <= LAYERS.index(home), f"{home} imports {other}"

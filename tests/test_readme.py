@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("weft ")]
@@ -60,8 +62,32 @@ def test_the_make_targets_are_there() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
-def test_every_link_leads_somewhere() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", README)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text())
     assert links
     for link in links:
-        assert (ROOT / link).exists(), link
+        assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_the_snippets_of_a_page_run_one_after_the_other(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, snippet in enumerate(blocks("python", page.read_text())):
+        exec(compile(snippet, f"{page.name} snippet {number}", "exec"), names)
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("start", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+def test_the_example_trains(start: list[str], tmp_path: Path) -> None:
+    """From a plain script and under torchrun, as its text says."""
+    command = [sys.executable, *start, str(ROOT / "examples" / "train.py"), "wpipe", "20"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"mini-batch +20 +loss \d", done.stdout)
+    assert "peak total" in done.stdout

@@ -9,22 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.writing import environment, spread, write
 
 SECONDS, GIB = 20.0, 2.0
 METHODS = ("1f1b", "2bw", "wpipe")
 FULL = ("--update", "0.5", "--input-bytes", "1", "--bandwidth", "8", "--latency", "0.1")
 SIZES = ((256, 1024), (512, 1024), (512, 2048), (1024, 2048), (1024, 4096))  # twice the actions from one to the next
 README = Path(__file__).parent / "README.md"
-BEGIN, END = "<!-- table: written by run.py --write -->", "<!-- end of the table -->"
 
 
 class Case(NamedTuple):
@@ -83,21 +82,13 @@ def table(samples: dict[Case, list[Sample]]) -> str:
         "| --- | ---: | ---: | --- | ---: | ---: | ---: |",
     ]
     for case, some in samples.items():
-        seconds = sorted(one.seconds for one in some)
         bubble = f"{some[0].bubble:.4%}" if all(one.steady for one in some) else "not steady"
         lines.append(
             f"| `{case.method}` | {case.stages} | {case.microbatches} | {'full' if case.full else 'default'} "
-            f"| {statistics.median(seconds):.1f} ({seconds[0]:.1f} to {seconds[-1]:.1f}) "
+            f"| {spread([one.seconds for one in some], 1)} "
             f"| {max(one.gib for one in some):.2f} | {bubble} |"
         )
     return "\n".join(lines)
-
-
-def environment(repeats: int) -> str:
-    return (
-        f"{repeats} interleaved repeats, one core each of {os.cpu_count()} ({platform.machine()}), "
-        f"{platform.system()}, Python {platform.python_version()}, numpy {version('numpy')}, weft {version('weft')}."
-    )
 
 
 def main() -> int:
@@ -110,12 +101,10 @@ def main() -> int:
         for case in samples:
             samples[case].append(measure(case))
             print(f"repeat {repeat}: {' '.join(case.arguments)}: {samples[case][-1].seconds:.1f} s", file=sys.stderr)
-    text = f"{table(samples)}\n\n{environment(arguments.repeats)}"
+    text = f"{table(samples)}\n\n{arguments.repeats} interleaved repeats on one core of {environment('numpy')}"
     print(text)
     if arguments.write:
-        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, behind = rest.partition(END)
-        README.write_text(f"{before}{BEGIN}\n{text}\n{END}{behind}", encoding="utf-8")
+        write(README, text)
     over = [
         case
         for case, some in samples.items()

@@ -6,18 +6,16 @@ one is over its limit.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
+
+from benchmarks.writing import environment, spread, write
 
 SECONDS, REPEATS = 0.3, 15
 README = Path(__file__).parent / "README.md"
-BEGIN, END = "<!-- table: written by run.py --write -->", "<!-- end of the table -->"
 SIZES = ["--stages", "4", "--microbatches", "4"]
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
@@ -40,16 +38,12 @@ def main() -> int:
             samples[name].append(measure(arguments))
     lines = ["| command | seconds, median (least to most) |", "| --- | ---: |"]
     for name, some in samples.items():
-        lines.append(f"| `{name}` | {statistics.median(some):.2f} ({min(some):.2f} to {max(some):.2f}) |")
-    lines.append(
-        f"\n{REPEATS} interleaved repeats, {os.cpu_count()} cores ({platform.machine()}), {platform.system()}, "
-        f"Python {platform.python_version()}, numpy {version('numpy')}, weft {version('weft')}."
-    )
+        lines.append(f"| `{name}` | {spread(some)} |")
+    lines.append(f"\n{REPEATS} interleaved repeats, {environment('numpy')}")
     text = "\n".join(lines)
     print(text)
     if "--write" in sys.argv[1:]:
-        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-        README.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        write(README, text)
     slow = [name for name, some in samples.items() if statistics.median(some) > SECONDS]
     for name in slow:
         print(f"over {SECONDS:g} s: {name}", file=sys.stderr)

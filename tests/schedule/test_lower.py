@@ -7,6 +7,7 @@ import pytest
 import weft
 from weft import Schedule, WeftError, Weights
 from weft.schedule import Op, lower
+from weft.schedule.lower import at_largest_delay
 from weft.schedule.verify import verify_program
 
 
@@ -60,3 +61,32 @@ def test_a_cycle_at_a_time_is_the_window() -> None:
 def test_a_stream_that_reaches_back_too_far_is_refused() -> None:
     with pytest.raises(WeftError, match="reach back 32767 mini-batches at the most"):
         lower(Schedule(name="own", stages=1, microbatches=1, streams=["0F0 0B-40000"]))
+
+
+def test_shared_weights_are_read_as_late_as_their_latest_chunk() -> None:
+    """WPipe's first group is one update late, its second none; what they share is one late in both, and so kept."""
+    program = lower(weft.schedule("wpipe", stages=2, microbatches=4))
+    shared = at_largest_delay(program, (0, 3))
+    for chunk, late in ((0, 1), (1, 1), (2, 0), (3, 1)):
+        steps = [step for step in shared.steps(chunk % 2, minibatches=6) if step.action.chunk == chunk]
+        passes = [step for step in steps if step.action.op != Op.U]
+        assert {step.minibatch - step.version for step in passes if step.minibatch > 2} == {late}
+        updates = [step for step in steps if step.action.op == Op.U]
+        assert all(step.dies != bool(late) for step in updates)
+    assert (shared.op == program.op).all()  # the order of work is the same
+    assert (shared.delay[program.chunk == 2] == program.delay[program.chunk == 2]).all()
+
+
+def test_shared_weights_that_differ_by_microbatch() -> None:
+    """PipeDream's delay depends on the micro-batch; each takes its own largest one."""
+    program = lower(weft.schedule("pipedream", stages=4, microbatches=2))
+    shared = at_largest_delay(program, (0, 3))
+
+    def delays(chunk: int) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {0: set(), 1: set()}
+        for step in shared.steps(chunk, minibatches=8):
+            if step.action.op != Op.U and step.minibatch > 3:
+                found[step.action.index % 2].add(step.minibatch - step.version)
+        return found
+
+    assert delays(0) == delays(3) == {0: {2}, 1: {1}}

@@ -165,6 +165,7 @@ class Chunk:
         parameters = self._prepare(flight)
         roots, gradients = self._roots(flight, gradients)
         flight.split = SplitBackward(roots, gradients, flight.inputs, parameters)
+        flight.outputs = []  # the loss's own part of the graph can go
         return flight.split.input_gradients()
 
     def backward_weights(self, index: int) -> None:

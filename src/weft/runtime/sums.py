@@ -98,7 +98,7 @@ class _Lane:
         for places in kinds.values():
             flat = torch.cat([part[place].reshape(-1) for place in places])
             self._all_reduce(flat)
-            for place, piece in zip(places, flat.split([part[place].numel() for place in places]), strict=True):
+            for place, piece in zip(places, torch.split(flat, [part[one].numel() for one in places]), strict=True):
                 total[place] = piece.view(part[place].shape)
         return total
 

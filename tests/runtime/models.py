@@ -1,0 +1,260 @@
+"""What the law tests train: three tiny models, random mini-batches, and one case run by weft and by the oracle.
+
+Every model has eight layers, so that the deepest cut (eight chunks) has one layer a chunk. Rows of 16 floats fill a
+cache line: a micro-batch is aligned alike whether it is a slice of the mini-batch or a message, and so are the sums
+of vectorised kernels, to the bit.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.runtime.oracle import Delay, MakeOptimizer, Oracle, delays
+from torch import Tensor, nn
+from torch.nn import functional
+
+import weft
+
+SYNCHRONOUS = ["gpipe", "1f1b", "interleaved", "zb-h1"]
+ASYNCHRONOUS = ["pipedream", "2bw", "wpipe"]
+WIDTH = 16  # of every layer, and the number of classes and of words
+ROWS = 24  # of a mini-batch
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.heads(x, x, x, need_weights=False)[0]
+        return x + mixed
+
+
+def mlp() -> nn.Sequential:
+    linear = [nn.Linear(WIDTH, WIDTH) for _ in range(8)]
+    for layer in linear:
+        nn.init.xavier_normal_(layer.weight, gain=5 / 3)  # else the early ones hardly learn, whatever they read
+    return nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in linear))
+
+
+def convolution() -> nn.Sequential:
+    """`Flatten` has nothing to update, alone in a chunk too. No bias where BatchNorm takes it out again."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2, bias=False)),
+        nn.BatchNorm2d(4),
+        nn.Sequential(nn.Tanh(), nn.Conv2d(4, 4, 1)),
+        nn.Flatten(),
+        nn.Linear(4, WIDTH),
+        nn.Linear(WIDTH, WIDTH),
+    )
+
+
+def transformer() -> nn.Sequential:
+    """The embedding and the output layer, first and last, are one parameter."""
+    model = nn.Sequential(
+        nn.Embedding(WIDTH, WIDTH),
+        nn.LayerNorm(WIDTH),
+        Attention(),
+        nn.LayerNorm(WIDTH),
+        nn.Linear(WIDTH, WIDTH),
+        nn.GELU(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Linear(WIDTH, WIDTH, bias=False),
+    )
+    model[7].weight = model[0].weight
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Sequential]] = {"mlp": mlp, "conv": convolution, "transformer": transformer}
+SHAPES = {"mlp": (WIDTH,), "conv": (1, 4, 4), "transformer": (8,)}
+BALANCE = {1: [8], 2: [3, 5], 3: [2, 5, 1], 4: [1, 2, 3, 2], 6: [1, 1, 2, 1, 2, 1], 8: [1] * 8}  # uneven on purpose
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
+    "foreach": lambda params: torch.optim.AdamW(params, lr=0.01, foreach=True),
+    "fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "fused-sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, fused=True),
+}
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
+    "halved": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+}
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def build(name: str) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return MODELS[name]()
+
+
+@cache
+def batches(name: str, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Another random mini-batch for every update."""
+    made = torch.Generator().manual_seed(2)
+    shape = (ROWS, *SHAPES[name])
+    words = name == "transformer"
+    return [
+        (
+            torch.randint(WIDTH, shape, generator=made) if words else torch.randn(shape, generator=made),
+            torch.randint(WIDTH, shape if words else shape[:1], generator=made),
+        )
+        for _ in range(count)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One cell of the table."""
+
+    method: str
+    stages: int
+    microbatches: int
+    model: str = "mlp"
+    optimizer: str = "sgd"
+    recompute: bool = False
+    options: tuple[tuple[str, Any], ...] = ()  # of the schedule
+    updates: int = 12
+    flushes: tuple[int, ...] = ()  # before these mini-batches
+    replicas: int = 1
+    clip_norm: float | None = None
+    lr_scheduler: str | None = None
+
+    def __str__(self) -> str:
+        words = [self.method, f"p{self.stages}", f"m{self.microbatches}", self.model, self.optimizer]
+        words += [f"{name}={value}" for name, value in self.options]
+        words += ["recompute"] * self.recompute + [f"flush{t}" for t in self.flushes]
+        words += [f"replicas{self.replicas}"] * (self.replicas > 1) + ["clip"] * (self.clip_norm is not None)
+        return "-".join(words + ([self.lr_scheduler] if self.lr_scheduler else []))
+
+    @property
+    def balance(self) -> list[int]:
+        per_rank = {"wpipe": 2, "interleaved": dict(self.options).get("chunks", 2)}.get(self.method, 1)
+        return BALANCE[self.stages * per_rank]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What came out: the whole state, and mini-batch and loss that each step and the last flush told."""
+
+    state: dict[str, Tensor] = field(repr=False)
+    losses: list[tuple[int | None, float | None]]
+
+
+def train(case: Case) -> Run:
+    """The case as weft runs it: on the ranks of the process group, or on virtual ones where there is none."""
+    schedule: str | weft.Schedule = case.method
+    if case.options:
+        schedule = weft.schedule(case.method, stages=case.stages, microbatches=case.microbatches, **dict(case.options))
+    pipe = weft.Pipeline(
+        build(case.model),
+        loss_fn=loss_fn,
+        optimizer=OPTIMIZERS[case.optimizer],
+        schedule=schedule,
+        microbatches=case.microbatches,
+        stages=None if dist.is_initialized() else case.stages,
+        balance=case.balance,
+        recompute=case.recompute,
+        replicas=case.replicas,
+        clip_norm=case.clip_norm,
+        lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
+    )
+    results = []
+    for t, (inputs, targets) in enumerate(batches(case.model, case.updates)):
+        if t in case.flushes:
+            pipe.flush()
+        results.append(pipe.step(inputs, targets))
+    results.append(pipe.flush())
+    return Run(state=pipe.state_dict(), losses=[(result.minibatch, result.loss) for result in results])
+
+
+def train_all(cases: list[Case]) -> list[Run]:
+    """What a launched rank does: one case after the other, in one process group."""
+    torch.set_num_threads(1)
+    return [train(case) for case in cases]
+
+
+def ask_oracle(case: Case, *, shift: Delay = lambda k, j: 0, forgetful: bool = False) -> Run:
+    """The case as the law has it; `shift` (updates further behind) and `forgetful` break the law on purpose."""
+    m = case.microbatches
+    law = delays(case.method, case.stages, m, vertical_sync=dict(case.options).get("vertical_sync", False))
+    oracle = Oracle(
+        build(case.model),
+        loss_fn=loss_fn,
+        optimizer=OPTIMIZERS[case.optimizer],
+        microbatches=case.replicas * m,
+        balance=case.balance,
+        delay=lambda k, j: max(0, law(k, j % m) + shift(k, j % m)),  # each replica counts its own micro-batches
+        clip_norm=case.clip_norm,
+        lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
+        forgetful=forgetful,
+    )
+    losses: list[tuple[int | None, float | None]] = []
+    for t, (inputs, targets) in enumerate(batches(case.model, case.updates)):
+        if t in case.flushes:
+            oracle.flush()
+        losses.append((t, oracle.step(inputs, targets)))
+    return Run(state=dict(oracle.model.state_dict()), losses=losses)
+
+
+def expected(case: Case) -> Run:
+    """The oracle's answer, asked once for all cases that the law makes alike: of a synchronous method's cut
+    matters only whether it parts the first layer from the last, which are tied."""
+    case = replace(case, recompute=False)
+    if case.method in SYNCHRONOUS:
+        case = replace(case, method="gpipe", stages=min(2, len(case.balance)), options=())
+    return _asked(case)
+
+
+_asked = cache(ask_oracle)
+
+
+def differences(one: Run, other: Run) -> dict[str, float]:
+    """Tensors that are not equal to the bit, and how far they are apart, relative to their largest value."""
+    assert list(one.state) == list(other.state)
+    far = {}
+    for name, tensor in one.state.items():
+        there = other.state[name]
+        assert (tensor.dtype, tensor.shape) == (there.dtype, there.shape), name
+        if not torch.equal(tensor, there):
+            apart = ((tensor.double() - there.double()).abs().max() / tensor.double().abs().max()).item()
+            far[name] = apart if apart > 0 else math.inf  # not a number is as far as it gets
+    return far
+
+
+def distance(one: Run, other: Run) -> float:
+    return max(differences(one, other).values(), default=0.0)
+
+
+def check_law(ran: Run, case: Case, *, within: float = 0.0) -> None:
+    """State and losses are the oracle's."""
+    law = expected(case)
+    assert {name: far for name, far in differences(ran, law).items() if far > within} == {}
+    check_losses(ran, law, behind=0 if case.method in SYNCHRONOUS else case.stages + 1)
+
+
+def check_losses(ran: Run, law: Run, *, behind: int) -> None:
+    """Each step tells the loss of a mini-batch at most `behind` its own, never an older one than before; the flush
+    at the end tells the last."""
+    exact = dict(law.losses)
+    newest = -1
+    for t, (minibatch, loss) in enumerate(ran.losses):
+        if minibatch is None or loss is None:
+            assert t < behind or not exact
+            continue
+        assert max(newest, min(t, len(exact) - 1) - behind) <= minibatch <= t
+        assert loss == pytest.approx(exact[minibatch], rel=1e-6)
+        newest = minibatch
+    assert newest == len(exact) - 1

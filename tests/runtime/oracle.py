@@ -1,0 +1,80 @@
+"""What each method computes, told a second time: DESIGN section 2 in plain PyTorch, one process, nothing of weft.
+
+No pipeline, no schedule, no order of work: mini-batch `t` passes chunk `k` with micro-batch `j` at the weights
+after `t - delay(k, j)` updates, forward and backward, and the sum of its gradients makes the next version.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Delay = Callable[[int, int], int]  # chunk k, micro-batch j -> how many updates its weights are behind
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def delays(method: str, stages: int, microbatches: int, *, vertical_sync: bool = False) -> Delay:
+    """The column "forward weights" of DESIGN's table."""
+    if method == "pipedream" and not vertical_sync:
+        return lambda k, j: max(0, math.ceil((stages - 1 - k - j) / microbatches))
+    return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages)}.get(method, 0)
+
+
+class Oracle:
+    """Trains a copy of `model`. `forgetful` runs every backward at the newest weights: a bug, not the law."""
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        *,
+        loss_fn: Callable[[Tensor, Tensor], Tensor],
+        optimizer: MakeOptimizer,
+        microbatches: int,
+        balance: list[int],
+        delay: Delay,
+        clip_norm: float | None = None,
+        lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+        forgetful: bool = False,
+    ) -> None:
+        self.model = copy.deepcopy(model)
+        self.holders: dict[nn.Parameter, dict[int, list[str]]] = {param: {} for param in self.model.parameters()}
+        for k, end in enumerate(accumulate(balance)):
+            for name, param in self.model[end - balance[k] : end].named_parameters(remove_duplicate=False):
+                self.holders[param].setdefault(k, []).append(name)  # several chunks: tied
+        self.loss_fn, self.microbatches, self.delay, self.forgetful = loss_fn, microbatches, delay, forgetful
+        self.optimizer, self.clip_norm = optimizer(self.holders), math.inf if clip_norm is None else clip_norm
+        self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler else None
+        self.flush()
+
+    def flush(self) -> None:  # no version from before it is read after it
+        self.versions = [[param.detach().clone() for param in self.holders]]
+
+    def step(self, inputs: Tensor, targets: Tensor) -> float:
+        """One update. Gradients are added by micro-batch in each chunk, then over the chunks of a tied parameter."""
+        t, m, total = len(self.versions) - 1, self.microbatches, 0.0
+        sums = dict[tuple[nn.Parameter, int], Tensor]()
+        for j, (x, y) in enumerate(zip(inputs.chunk(m), targets.chunk(m), strict=True)):
+            leaves, weights = dict[tuple[nn.Parameter, int], Tensor](), dict[str, Tensor]()
+            for i, (param, chunks) in enumerate(self.holders.items()):
+                late = max(self.delay(k, j) for k in chunks)  # tied: the oldest version that one of its chunks reads
+                for k, names in chunks.items():
+                    leaves[param, k] = self.versions[max(0, t - late)][i].clone().requires_grad_()
+                    weights |= dict.fromkeys(names, leaves[param, k])
+            loss = self.loss_fn(functional_call(self.model, weights, (x,), tie_weights=False), y) / m
+            for (param, _), leaf in leaves.items() if self.forgetful else ():
+                leaf.data.copy_(param.data)  # behind autograd's back
+            for key, grad in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+                sums[key] = sums[key] + grad if key in sums else grad
+            total += loss.item()
+        for param, chunks in self.holders.items():
+            param.grad = sum((sums[param, k] for k in chunks), torch.zeros(()))
+        torch.nn.utils.clip_grad_norm_(self.holders, self.clip_norm)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.versions.append([param.detach().clone() for param in self.holders])
+        return total

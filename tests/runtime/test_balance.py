@@ -1,0 +1,287 @@
+"""Cuts are the best there are, and measuring leaves no trace."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from weft.errors import WeftError
+from weft.runtime.balance import chunk_layers, layer_parameters, layer_seconds, partition
+
+COUNTS = st.integers(0, 9) | st.integers(0, 10**12)
+TIMES = st.floats(0, 1e6, allow_subnormal=False) | st.sampled_from([1e-300, 1e300, 0.1, 0.2, 0.3])
+
+
+def all_cuts(layers: int, chunks: int) -> Iterator[list[int]]:
+    for cuts in combinations(range(1, layers), chunks - 1):
+        yield [end - start for start, end in zip((0, *cuts), (*cuts, layers), strict=True)]
+
+
+def judge(costs: Sequence[float], counts: Sequence[int]) -> tuple[Fraction, Fraction]:
+    """The largest chunk and the sum of squares, exactly."""
+    ends = np.cumsum(counts)
+    assert ends[-1] == len(costs)
+    assert min(counts) >= 1
+    parts = [sum(map(Fraction, costs[end - count : end]), Fraction()) for count, end in zip(counts, ends, strict=True)]
+    return max(parts), sum((part * part for part in parts), Fraction())
+
+
+def sizes(costs: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[list[Any], int]]:
+    return st.lists(costs, min_size=1, max_size=8).flatmap(
+        lambda found: st.tuples(st.just(found), st.integers(1, len(found)))
+    )
+
+
+@given(sizes(st.integers(0, 9)))
+def test_no_other_cut_is_better(case: tuple[list[int], int]) -> None:
+    costs, chunks = case
+    best = min(judge(costs, counts) for counts in all_cuts(len(costs), chunks))
+    assert judge(costs, partition(costs, chunks)) == best
+    assert partition([cost * 3 * 2**40 for cost in costs], chunks) == partition(costs, chunks)
+    assert partition([float(cost) for cost in costs], chunks) == partition(costs, chunks)
+
+
+@given(sizes(COUNTS))
+def test_the_largest_chunk_of_large_whole_numbers_is_exact(case: tuple[list[int], int]) -> None:
+    costs, chunks = case
+    best = min(judge(costs, counts) for counts in all_cuts(len(costs), chunks))
+    found = judge(costs, partition(costs, chunks))
+    assert found[0] == best[0]
+    assert float(found[1]) == pytest.approx(float(best[1]))
+
+
+@given(sizes(TIMES))
+def test_cuts_by_time_are_as_good_as_numbers_are(case: tuple[list[float], int]) -> None:
+    costs, chunks = case
+    best = min(judge(costs, counts)[0] for counts in all_cuts(len(costs), chunks))
+    assert judge(costs, partition(costs, chunks))[0] <= best * (1 + Fraction(1, 10**9))
+
+
+@pytest.mark.parametrize(
+    ("costs", "chunks", "expected"),
+    [
+        ([5], 1, [1]),
+        ([1, 1, 1, 1, 1], 5, [1, 1, 1, 1, 1]),
+        ([0, 0, 0, 0, 0, 0], 3, [2, 2, 2]),
+        ([0] * 5, 2, [3, 2]),
+        ([9, 1, 1, 1, 1, 1, 1], 3, [1, 3, 3]),  # all cuts have 9 as their largest chunk
+        ([4, 0, 4, 0, 4, 0], 3, [2, 2, 2]),  # what costs nothing stays with what is before it
+        ([2**61 - 1, 1, 2**61 - 1], 2, [2, 1]),
+        ([2, 9, 8, 0, 6, 3], 4, [1, 1, 2, 2]),
+        ([2**53, 1, 2**53 - 1], 2, [1, 2]),  # which doubles can't tell from [2, 1]
+        ([9 * 10**10 + 1, *[10**10] * 6], 3, [1, 3, 3]),  # squares of 73 bits
+        ([3 * 2**20 * cost for cost in (2**29 + 2, 2**29 + 1, 1, 2**29)], 3, [1, 1, 2]),  # or 102, but for the divisor
+        ([0.1, 0.2, 0.3], 2, [2, 1]),
+    ],
+)
+def test_cuts_that_can_be_seen(costs: list[float], chunks: int, expected: list[int]) -> None:
+    assert partition(costs, chunks) == expected
+
+
+def test_many_layers_are_no_trouble() -> None:
+    counts = partition([1 + number % 7 for number in range(2000)], 64)
+    assert len(counts) == 64
+    assert sum(counts) == 2000
+
+
+@pytest.mark.parametrize("bad", [-1, -1e-9, float("nan"), float("inf")])
+def test_costs_that_are_none_are_refused(bad: float) -> None:
+    with pytest.raises(WeftError, match=r"finite number from 0 up \(layer: 1, cost: "):
+        partition([1.0, bad, 1.0], 2)
+
+
+def test_more_chunks_than_layers_are_refused() -> None:
+    rule = r"needs at least one layer a chunk \(layers: 3, chunks: 8\); use fewer stages"
+    with pytest.raises(WeftError, match=rule):
+        partition([1, 2, 3], 8)
+    for balance in ("parameters", "time", [1, 1, 1]):
+        with pytest.raises(WeftError, match=rule):
+            chunk_layers(balance, [nn.Linear(1, 1)] * 3, 8, example=None)
+    with pytest.raises(WeftError, match="chunks must be a whole number"):
+        partition([1, 2, 3], 0)
+
+
+def test_parameters_are_counted_once() -> None:
+    first, last = nn.Linear(4, 3), nn.Linear(4, 3, bias=False)
+    last.weight = first.weight
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    assert layer_parameters([first, nn.ReLU(), frozen, last, nn.Sequential(first, nn.Linear(1, 1))]) == [15, 0, 6, 0, 2]
+
+
+def test_chunks_are_balanced_by_parameters() -> None:
+    layers = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU()]
+    assert chunk_layers("parameters", layers, 2, example=None) == [2, 4]
+
+
+class Pace(nn.Module):
+    """Takes its time, forward, backward or both."""
+
+    def __init__(self, *, forward: float = 0.0, backward: float = 0.0) -> None:
+        super().__init__()
+        self.seconds = forward, backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds[0])
+        y = x * 1
+        if y.requires_grad:
+            y.register_hook(lambda gradient: time.sleep(self.seconds[1]))  # type: ignore[no-untyped-call]
+        return y
+
+
+@pytest.mark.parametrize("slow", [{"forward": 0.03}, {"backward": 0.03}])
+def test_chunks_are_balanced_by_time(slow: dict[str, float]) -> None:
+    layers = [nn.Linear(4, 4), Pace(forward=0.003), Pace(forward=0.003), Pace(**slow), Pace(**slow)]
+    counts = chunk_layers("time", layers, 2, example=torch.randn(2, 4))
+    assert counts == [4, 1]  # by number of layers it were [3, 2], and so it is by parameters
+    seconds = layer_seconds(layers, torch.randn(2, 4), repeats=3)
+    assert min(seconds[3:]) >= 0.03
+    assert min(seconds[1:3]) >= 0.003
+
+
+def test_backward_runs_only_where_there_is_a_gradient() -> None:
+    """The model's own inputs need none, and neither do numbers."""
+    runs: list[str] = []
+
+    def layer(name: str) -> nn.Module:
+        class Notes(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                x = x * 1
+                if x.requires_grad:
+                    x.register_hook(lambda gradient: runs.append(name))  # type: ignore[no-untyped-call]
+                return x
+
+        return Notes()
+
+    layers = [layer("numbers"), nn.Embedding(4, 4), layer("values"), layer("more")]
+    with torch.no_grad():
+        layer_seconds(layers, torch.tensor([1, 2]), repeats=1)
+    assert runs == ["values", "values", "more", "more"]  # to warm up, and to measure
+    layer_seconds([layer("inputs"), nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)], torch.randn(2))
+    assert "inputs" not in runs
+
+
+class Nest(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"x": x, "parts": (x * 2, [x.argmax(-1)]), "note": None}
+
+
+class Unnest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, parts: Any, note: None) -> tuple[Tensor, Tensor]:
+        assert x.requires_grad
+        assert parts[0].requires_grad
+        return self.linear(x + parts[0]), parts[1][0]
+
+
+class Several(nn.Module):
+    def forward(self, x: Tensor, number: Tensor) -> Any:
+        return {1.5: x, "number": number}.items()  # no nest, but nothing comes after it
+
+
+def test_layers_may_hand_over_nests() -> None:
+    assert len(layer_seconds([nn.Linear(4, 4), Nest(), Unnest(), Several()], torch.randn(2, 4))) == 4
+
+
+class Draws(nn.Module):
+    """Draws from all generators, and counts in a buffer that it puts in the place of another."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x + random.random() + float(np.random.rand()) + torch.rand(())
+
+
+def everything(model: nn.Module) -> list[Any]:
+    """All that could change, but which objects the buffers are."""
+    numbers: Any = np.random.get_state()
+    return [
+        *(value.clone() for value in model.state_dict().values()),
+        *(None if one.grad is None else one.grad.clone() for one in model.parameters()),
+        *(module.training for module in model.modules()),
+        torch.get_rng_state(),
+        random.getstate(),
+        torch.from_numpy(numbers[1].astype(np.int64)),
+        numbers[2:],
+    ]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_measuring_leaves_no_trace(grad: bool) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        Draws(),
+        nn.Conv2d(4, 2, 3).eval(),
+        nn.Conv2d(2, 2, 1).requires_grad_(False),
+    )
+    image = torch.randn(2, 3, 8, 8)
+    model(image).sum().backward()
+    before, buffers, copied = everything(model), list(model.buffers()), image.clone()
+    with torch.set_grad_enabled(grad):
+        layer_seconds(list(model), image)
+    for one, other in zip(everything(model), before, strict=True):
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+    assert all(one is other for one, other in zip(model.buffers(), buffers, strict=True))
+    assert torch.equal(image, copied)
+    assert not image.requires_grad
+
+
+def test_measuring_leaves_no_trace_of_a_failure() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("no")
+
+    norm = nn.BatchNorm1d(4)
+    before, state = norm.running_mean, torch.get_rng_state()
+    with pytest.raises(KeyError):
+        layer_seconds([norm, nn.Dropout(), Fails()], torch.tensor([[3.0] * 4, [5.0] * 4]))
+    assert norm.running_mean is before
+    assert before is not None
+    assert not before.any()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("balance", "words"),
+    [
+        ([1, 2], r"balance: \[1, 2\], sum: 3, numbers: 2, layers: 4, chunks: 3\); use such as \[2, 1, 1\]"),
+        ([1, 2, 2], r"balance: \[1, 2, 2\], sum: 5, numbers: 3, layers: 4, chunks: 3"),
+        ([1, 3, 0], r"balance\[2\] must be a whole number of 1 or more \(got 0\)"),
+        ([1, 2, 1.0], r"balance\[2\] must be a whole number of 1 or more \(got 1\.0\)"),
+        ([True, 2, 1], r"balance\[0\] must be a whole number"),
+        ("times", r"'parameters', 'time' or the layers of each chunk \(got 'times'\), did you mean 'time'\?"),
+        (None, r"'parameters', 'time' or the layers of each chunk \(got None\)"),
+        (7, r"\(got 7\)"),
+        ("time", r"example: None\); give example=, the inputs of a micro-batch, or use balance='parameters'"),
+    ],
+)
+def test_what_is_no_balance_is_refused(balance: Any, words: str) -> None:
+    with pytest.raises(WeftError, match=words):
+        chunk_layers(balance, [nn.Linear(1, 1)] * 4, 3, example=None)
+
+
+def test_a_balance_may_be_given() -> None:
+    layers = [nn.Linear(1, 1)] * 4
+    for balance in ([1, 2, 1], (1, 2, 1), np.array([1, 2, 1])):
+        assert chunk_layers(balance, layers, 3, example=None) == [1, 2, 1]  # type: ignore[arg-type]

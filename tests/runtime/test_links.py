@@ -1,0 +1,556 @@
+"""Messages between processes: what is sent arrives, in order, in memory that is bounded and never written over.
+
+Starting ranks costs seconds and a case milliseconds, so one launch of two ranks runs all cases. Each has a process
+group of its own, so that what one leaves behind can't reach the next.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import weft
+from weft.errors import PeerError
+from weft.runtime.buffers import ALIGNMENT, Pool, aligned
+from weft.runtime.links import FIRST, MOST_DESCRIPTIONS, Incoming, Outgoing
+from weft.runtime.messages import Message
+from weft.runtime.nest import flatten, unflatten
+
+LONG = timedelta(seconds=30)  # for what has to come
+SHORT = timedelta(seconds=0.2)  # for what never comes
+TEXT = "rank 0, chunk 3, micro-batch 7 (3F7): ValueError: größer als erlaubt"
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """One end of a link: rank 0 sends, rank 1 receives."""
+
+    group: dist.ProcessGroup
+    control: dist.ProcessGroup
+    outgoing: Outgoing | None
+    incoming: Incoming | None
+
+    def meet(self) -> None:
+        """Both ends have come this far."""
+        dist.barrier(group=self.control)
+
+    def pass_on(self, messages: Iterator[Message]) -> Iterator[tuple[Message, Message]]:
+        """Send all messages; at the other end, what came beside what was to come, for one at a time."""
+        for message in messages:
+            if self.outgoing is not None:
+                self.outgoing.send(message)
+            else:
+                assert self.incoming is not None
+                yield self.incoming.receive(LONG), message
+
+    def check(self, messages: Iterator[Message]) -> int:
+        """Pass on messages that all have to be equal, bit by bit; how many came."""
+        count = 0
+        for came, message in self.pass_on(messages):
+            same(came, message)
+            count += 1
+        return count
+
+
+def same(came: Message, message: Message) -> None:
+    assert came.key == message.key
+    assert came.loss == message.loss or (math.isnan(came.loss) and math.isnan(message.loss))
+    assert came.skeleton == message.skeleton, (came.skeleton, message.skeleton)
+    assert list(came.grads) == list(message.grads)
+    assert len(came.tensors) == len(message.tensors)
+    for one, other in zip(came.tensors, message.tensors, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.data_ptr() % ALIGNMENT == 0 or not one.numel()
+        bits = [tensor.detach().resolve_conj().contiguous().reshape(-1) for tensor in (one, other)]
+        assert torch.equal(*(tensor.view(torch.uint8) for tensor in bits)), (one, other)
+
+
+def filled(index: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers that no other message has."""
+    return (torch.arange(math.prod(shape)) + 1000 * index).reshape(shape).to(dtype)
+
+
+def of(index: int, *values: Any, **options: Any) -> Message:
+    return Message.of((0, 1, index), values, **options)
+
+
+# What the two ends do; every case is called on both ranks
+
+
+def nests(end: End) -> int:
+    """Any nest, any dtype, empty tensors and scalars, non-contiguous ones, losses and wishes for gradients."""
+    made = torch.Generator().manual_seed(1)
+    every = [torch.randint(0, 100, (3, 5), generator=made).to(dtype) for dtype in DTYPES]
+    values: list[Any] = [
+        torch.ones(1),
+        tuple(every),
+        [torch.empty(0), torch.empty(0, 3), torch.empty(2, 0, dtype=torch.int64), torch.tensor(2.5), torch.tensor(7)],
+        {"x": torch.ones(3), "more": {"mask": torch.tensor([True, False]), "n": 3, "name": "ä", "none": None}, "l": []},
+        (torch.arange(12.0).reshape(3, 4).T, torch.ones(1).expand(4, 4), torch.arange(10)[::3]),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([float("nan"), float("inf"), -0.0])),
+        {1: torch.ones(2), "1": torch.zeros(2)},
+        (),
+        None,
+        3.5,
+        torch.randn(5, 3, generator=made).requires_grad_(),
+    ]
+
+    def messages() -> Iterator[Message]:
+        for index, value in enumerate(values * 2):  # the second time the descriptions are known
+            tensors = flatten(value)[0]
+            grads = [tensor.is_floating_point() and place % 2 == 0 for place, tensor in enumerate(tensors)]
+            loss = [float("nan"), 0.1, -math.inf][index % 3]
+            yield Message.of((index % 2, 32767 - index, 2**40 + index), value, grads=grads, loss=loss)
+
+    return end.check(messages())
+
+
+def plain_values(end: End) -> int:
+    """Values that Python calls equal are not the same: 1, True and 1.0 in one place, 0.0 and -0.0."""
+    values = [1, True, 1.0, False, 0, 0.0, -0.0, "1"]
+    count = 0
+    for came, message in end.pass_on(of(index, value, torch.ones(1)) for index, value in enumerate(values)):
+        (one, _), (other, _) = (unflatten(each.skeleton, each.tensors) for each in (came, message))
+        assert (type(one), repr(one)) == (type(other), repr(other)), f"{other!r} came as {one!r}"
+        count += 1
+    return count
+
+
+def sizes(end: End) -> int:
+    """Sizes that grow, shrink, alternate, and jump about; below, at and beyond what the receives are posted for."""
+    edge = (FIRST - 3 * ALIGNMENT) // 4
+    made = np.random.default_rng(2)
+    several = [
+        *(2**power for power in range(17)),
+        *(2**power for power in reversed(range(17))),
+        *[1, 200_000] * 5,
+        *(edge + change for change in range(-40, 40)),
+        *made.integers(0, 300_000, 40).tolist(),
+        0,
+    ]
+    return end.check(of(index, filled(index, size), torch.tensor(index)) for index, size in enumerate(several))
+
+
+def all_larger(end: End) -> int:
+    """Every receive is posted and too small when the messages come: each is announced, and arrives in its turn."""
+    messages = [of(index, filled(index, 3000 * (4 - index))) for index in range(4)]
+    if end.outgoing is not None:
+        for message in messages:  # as many as can be under way
+            end.outgoing.send(message)
+        end.meet()
+        return 0
+    end.meet()
+    assert end.incoming is not None
+    for message in messages:
+        same(end.incoming.receive(LONG), message)
+    return len(messages)
+
+
+def many_descriptions(end: End) -> int:
+    """More shapes than are remembered, and then the first ones again, which were forgotten meanwhile."""
+    shapes = 2 * MOST_DESCRIPTIONS + 90
+    rounds = [*range(shapes), *range(5), *range(shapes - 5, shapes), *range(MOST_DESCRIPTIONS + 10), *range(5)]
+    return end.check(of(index, filled(index, size % 7, size)) for index, size in enumerate(rounds))
+
+
+def long_descriptions(end: End) -> int:
+    """A description that is larger than the receives, though its tensors are not."""
+    return end.check(
+        of(index, {f"{index % 2} {'x' * 100} {number}": filled(number, 1) for number in range(100)})
+        for index in range(6)
+    )
+
+
+def bounded(end: End) -> list[list[int]]:
+    """Bytes of buffers after each of 1,000 messages, of two sizes in turn."""
+    nbytes, addresses = [], set()
+    sizes = [100, 20_000]
+    for index in range(1000):
+        message = of(index, filled(index, sizes[index % 2]))
+        if end.outgoing is not None:
+            end.outgoing.send(message)
+            nbytes.append(end.outgoing.nbytes)
+        else:
+            assert end.incoming is not None
+            came = end.incoming.receive(LONG)
+            same(came, message)
+            addresses.add(came.tensors[0].data_ptr())
+            del came
+            nbytes.append(end.incoming.nbytes)
+    return [nbytes, sorted(addresses)]
+
+
+def held(end: End) -> list[int]:
+    """Whatever still holds an activation (a view, autograd, a numpy array) keeps it as it is; then it is used again.
+
+    Bytes of buffers with nothing held, with much held, and after it was let go.
+    """
+    keep: list[tuple[Any, Tensor]] = []
+    nbytes = []
+
+    def step(index: int) -> Tensor:
+        expected = filled(index, 50, 40)
+        if end.outgoing is not None:
+            end.outgoing.send(of(index, expected))
+            return expected
+        assert end.incoming is not None
+        return end.incoming.receive(LONG).tensors[0]
+
+    def buffers() -> int:
+        return 0 if end.incoming is None else end.incoming._pool.nbytes
+
+    for index in range(20):
+        step(index)
+    nbytes.append(buffers())
+    for index in range(20, 60):
+        came, expected = step(index), filled(index, 50, 40)
+        leaf = came.detach().requires_grad_()
+        keep += [
+            (came, expected) if index % 5 == 0 else (None, expected),
+            (came[3:7].T, expected[3:7].T) if index % 5 == 1 else (None, expected),
+            (leaf.square(), expected.square()) if index % 5 == 2 else (None, expected),  # saves its input
+            (came.numpy(), expected) if index % 5 == 3 else (None, expected),
+        ]
+        if index % 5 == 2:
+            keep.append((leaf, expected))
+        del came, leaf
+    nbytes.append(buffers())
+    for index in range(60, 100):
+        step(index)
+    for what, expected in keep:
+        if what is not None:
+            assert torch.equal(torch.as_tensor(what).detach(), expected)
+        if isinstance(what, Tensor) and what.grad_fn is not None:
+            (gradient,) = torch.autograd.grad(what.sum(), [what.grad_fn.next_functions[0][0].variable])
+            assert torch.equal(gradient, 2 * expected.sqrt().round())
+    what = leaf = None
+    keep.clear()
+    for index in range(100, 160):
+        step(index)
+    nbytes.append(buffers())
+    return nbytes
+
+
+def both_ways(end: End) -> int:
+    """A link each way over one group, as between two stages: they do not mix."""
+    other = 1 - dist.get_rank()
+    dist.barrier(group=end.control)
+    group = dist.new_group(backend="gloo", timeout=LONG)
+    outgoing = Outgoing(group, other, slots=2, wait=LONG)
+    incoming = Incoming(group, other, slots=2, device=torch.device("cpu"))
+    for index in range(50):
+        size = (index * 977) % 4000
+        outgoing.send(of(index, filled(index + dist.get_rank(), size)))
+        same(incoming.receive(LONG), of(index, filled(index + other, size)))
+    assert outgoing.messages == 50
+    return 50
+
+
+def aborted(end: End) -> str:
+    """The reason of a failure arrives behind what was sent before it."""
+    if end.outgoing is not None:
+        end.outgoing.send(of(0, torch.ones(1)))
+        end.outgoing.abort(TEXT, wait=LONG)
+        end.meet()
+        return ""
+    assert end.incoming is not None
+    same(end.incoming.receive(LONG), of(0, torch.ones(1)))
+    try:
+        end.incoming.receive(LONG)
+    except PeerError as problem:
+        end.meet()
+        return str(problem)
+    raise AssertionError("a message came")
+
+
+def aborted_at_length(end: End) -> str:
+    """A reason that is too long for any receive is cut, though in the middle of a letter."""
+    if end.outgoing is not None:
+        end.outgoing.abort("x" + "ü" * FIRST, wait=LONG)
+        end.meet()
+        return ""
+    assert end.incoming is not None
+    try:
+        end.incoming.receive(LONG)
+    except PeerError as problem:
+        end.meet()
+        return str(problem)
+    raise AssertionError("a message came")
+
+
+def aborted_unheard(end: End) -> str:
+    """A neighbour that does not read holds up nobody for longer than it is given."""
+    said = ""
+    if end.outgoing is not None:
+        end.outgoing.send(of(0, torch.ones(1)))  # takes the only receive
+        try:
+            end.outgoing.abort(TEXT, wait=SHORT)
+        except RuntimeError as problem:
+            said = str(problem)
+    end.meet()
+    return said
+
+
+def nothing_comes(end: End) -> str:
+    said = ""
+    if end.incoming is not None:
+        try:
+            end.incoming.receive(SHORT)
+        except RuntimeError as problem:
+            said = str(problem)
+    end.meet()
+    return said
+
+
+def nobody_reads(end: End) -> list[Any]:
+    """A full link makes its sender wait, and no longer than the deadline."""
+    said: list[Any] = []
+    if end.outgoing is not None:
+        try:
+            for index in range(20):
+                said = [index]
+                end.outgoing.send(of(index, torch.ones(1)))
+        except RuntimeError as problem:
+            said.append(str(problem))
+    end.meet()
+    return said
+
+
+CASES: list[tuple[str, Callable[[End], Any], int]] = [
+    (f"{case.__name__} {slots}", case, slots)
+    for case, several in (
+        (nests, (1, 3)),
+        (plain_values, (3,)),
+        (sizes, (1, 3)),
+        (all_larger, (3,)),
+        (many_descriptions, (1, 3)),
+        (long_descriptions, (1, 3)),
+        (bounded, (1, 3)),
+        (held, (1, 3)),
+        (both_ways, (2,)),
+        (aborted, (3,)),
+        (aborted_at_length, (1,)),
+        (aborted_unheard, (1,)),
+        (nothing_comes, (3,)),
+        (nobody_reads, (1, 3)),
+    )
+    for slots in several
+]
+
+
+def run_cases() -> dict[str, tuple[str, Any]]:
+    """What each case came to on this rank: a traceback, or nothing and a result."""
+    torch.set_num_threads(1)
+    found: dict[str, tuple[str, Any]] = {}
+    for name, case, slots in CASES:
+        dist.barrier()  # if one end failed, the other comes when it has waited long enough
+        group, control = (dist.new_group(backend="gloo", timeout=LONG) for _ in range(2))
+        wait = SHORT if case is nobody_reads else LONG
+        sends = dist.get_rank() == 0
+        end = End(
+            group=group,
+            control=control,
+            outgoing=Outgoing(group, 1, slots=slots, wait=wait) if sends else None,
+            incoming=None if sends else Incoming(group, 0, slots=slots, device=torch.device("cpu")),
+        )
+        try:
+            found[name] = "", case(end)
+        except Exception:
+            found[name] = traceback.format_exc(), None
+    return found
+
+
+@pytest.fixture(scope="module")
+def exchanged() -> list[dict[str, tuple[str, Any]]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
+        return weft.launch(run_cases, ranks=2)
+
+
+def results(exchanged: list[dict[str, tuple[str, Any]]], name: str) -> list[Any]:
+    """What both ends have to say of a case."""
+    for rank, found in enumerate(exchanged):
+        failed = [f"{case}: {one[0]}" for case, one in found.items() if one[0]]
+        assert name in found, f"rank {rank} did not come to it: {failed}"
+        assert not found[name][0], f"rank {rank}: {found[name][0]}"
+    return [found[name][1] for found in exchanged]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("nests 1", 22),
+        ("nests 3", 22),
+        ("sizes 1", 165),
+        ("sizes 3", 165),
+        ("many_descriptions 1", 883),
+        ("many_descriptions 3", 883),
+        ("long_descriptions 1", 6),
+        ("long_descriptions 3", 6),
+        ("all_larger 3", 4),
+    ],
+)
+def test_what_is_sent_arrives_in_order(
+    exchanged: list[dict[str, tuple[str, Any]]], name: str, count: int
+) -> None:
+    assert results(exchanged, name) == [0, count]
+
+
+def test_equal_plain_values_of_other_types_are_told_apart(exchanged: list[dict[str, tuple[str, Any]]]) -> None:
+    assert results(exchanged, "plain_values 3") == [0, 8]
+
+
+def test_links_of_both_directions_do_not_mix(exchanged: list[dict[str, tuple[str, Any]]]) -> None:
+    assert results(exchanged, "both_ways 2") == [50, 50]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_buffers_are_bounded_and_used_again(exchanged: list[dict[str, tuple[str, Any]]], slots: int) -> None:
+    """The receiver has one buffer for each posted receive and one in use, the sender one for each send under way and
+    one that is filled. While messages grow, each may have a second one, which stays: not one more after 1,000."""
+    (sending, _), (receiving, addresses) = results(exchanged, f"bounded {slots}")
+    largest = aligned(20_000 * 4) + 4 * ALIGNMENT
+    assert len(set(receiving[100:])) == 1
+    assert max(receiving) <= 2 * (slots + 1) * largest
+    assert max(sending) <= 2 * (slots + 2) * largest
+    assert len(addresses) <= 3 * (slots + 1)  # the data stands further back where a description came along
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_what_is_held_is_never_written_over(exchanged: list[dict[str, tuple[str, Any]]], slots: int) -> None:
+    _, (nothing, much, again) = results(exchanged, f"held {slots}")
+    assert much >= nothing + 30 * 50 * 40 * 4  # four of five were held
+    assert again <= much
+
+
+def test_the_reason_of_a_failure_reaches_the_other_end(exchanged: list[dict[str, tuple[str, Any]]]) -> None:
+    assert results(exchanged, "aborted 3")[1] == TEXT
+    text = results(exchanged, "aborted_at_length 1")[1]
+    assert text.startswith("xüü")
+    assert FIRST / 2 - 100 < len(text) < FIRST / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("nothing_comes 3", 1), ("aborted_unheard 1", 0)], ids=["receiving", "aborting"]
+)
+def test_a_wait_ends_at_its_deadline(exchanged: list[dict[str, tuple[str, Any]]], name: str, end: int) -> None:
+    """The transport knows a deadline by these words."""
+    assert "timed out" in results(exchanged, name)[end].lower()
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_full_link_holds_its_sender_up(exchanged: list[dict[str, tuple[str, Any]]], slots: int) -> None:
+    """As many as are received unread, and as many again and one that are under way."""
+    (sent, text), _ = results(exchanged, f"nobody_reads {slots}")
+    assert sent == 2 * slots + 1
+    assert "timed out" in text.lower()
+
+
+# Buffers on their own
+
+
+def test_a_buffer_is_used_again_when_nothing_holds_it() -> None:
+    pool = Pool()
+    first = pool.take(1000)
+    address = first.data_ptr()
+    assert first.shape == (1000,)
+    assert first.dtype == torch.uint8
+    del first
+    assert pool.take(900).data_ptr() == address
+    assert pool.nbytes == aligned(1000)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda flat: flat,
+        lambda flat: flat[5:6],
+        lambda flat: flat[:64].view(torch.float32).view(4, 4).T,
+        lambda flat: flat.detach(),
+        lambda flat: flat.numpy(),
+        lambda flat: memoryview(flat.numpy()),
+        lambda flat: flat.untyped_storage(),
+        lambda flat: flat[:64].view(torch.float32).requires_grad_().square(),  # held by its graph alone
+        lambda flat: [flat.expand(3, -1)],
+    ],
+    ids=["itself", "slice", "view", "detached", "array", "memory", "storage", "graph", "nest"],
+)
+def test_a_buffer_is_not_given_away_while_anything_holds_it(hold: Callable[[Tensor], Any]) -> None:
+    pool = Pool()
+    flat = pool.take(128)
+    flat.zero_()
+    address = flat.data_ptr()
+    kept = hold(flat)
+    del flat
+    assert (pool.nbytes, pool.unused_bytes) == (128, 0)
+    others = [pool.take(128) for _ in range(3)]
+    assert address not in {one.data_ptr() for one in others}
+    assert len({one.data_ptr() for one in others}) == 3
+    assert (pool.nbytes, pool.unused_bytes) == (4 * 128, 0)
+    del kept
+    assert pool.unused_bytes == 128
+    assert pool.take(128).data_ptr() == address
+
+
+def test_buffers_are_aligned_whatever_their_size() -> None:
+    """As torch's own memory is: kernels may choose another order of additions where it is not."""
+    pool = Pool()
+    taken = [pool.take(size) for size in range(1, 300, 7)]
+    assert all(one.data_ptr() % ALIGNMENT == 0 for one in taken)
+    spans = sorted((one.data_ptr(), one.data_ptr() + one.numel()) for one in taken)
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+
+
+def test_the_smallest_buffer_that_fits_is_taken() -> None:
+    """Else a header could take what a large message needs in the next moment."""
+    pool = Pool()
+    addresses = {}
+    several = {size: pool.take(size) for size in (640, 64, 6400)}
+    addresses = {size: one.data_ptr() for size, one in several.items()}
+    several.clear()
+    assert [pool.take(size).data_ptr() for size in (64, 100, 1000)] == [addresses[size] for size in (64, 640, 6400)]
+
+
+def test_buffers_that_are_too_small_make_way() -> None:
+    """Messages that grow again and again leave no trail of smaller buffers."""
+    pool = Pool()
+    for size in range(64, 64 * 500, 64):
+        pool.take(size)
+    assert pool.nbytes == 64 * 499
+    assert pool.unused_bytes == pool.nbytes
+
+
+def test_sizes_that_take_turns_end_up_in_the_same_buffers() -> None:
+    pool = Pool()
+    for turn in range(100):
+        keep = [pool.take(100 + 1000 * ((turn + place) % 3)) for place in range(3)]
+        assert len({one.data_ptr() for one in keep}) == 3
+        del keep
+    assert pool.nbytes <= 3 * aligned(2100)

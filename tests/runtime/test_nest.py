@@ -1,0 +1,136 @@
+"""Nests: what is taken apart comes together again, here and behind a message's JSON."""
+
+import json
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.errors import WeftError
+from weft.runtime.nest import TENSOR, batch_size, flatten, from_json, over, pieces, unflatten
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+LEAVES = PLAIN | st.integers(0, 3).map(lambda size: torch.full((size,), float(size)))
+KEYS = st.text(max_size=3) | st.integers(-2, 2)
+NESTS = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type too, for 1 is no True and a list no tuple; a tensor is equal to itself only."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one is other
+    if isinstance(one, dict):
+        return same(list(one.items()), list(other.items()))  # in the same order
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return repr(one) == repr(other)  # -0.0 is no 0.0
+
+
+@given(NESTS)
+def test_a_nest_comes_together_again(nest: Any) -> None:
+    tensors, skeleton = flatten(nest)
+    assert same(unflatten(skeleton, tensors), nest)
+
+
+@given(NESTS)
+def test_a_skeleton_survives_json(nest: Any) -> None:
+    """As links send it; the tensors travel by themselves."""
+    tensors, skeleton = flatten(nest)
+    again = from_json(json.loads(json.dumps(skeleton)))
+    assert again == skeleton
+    assert hash(again) == hash(skeleton)
+    assert same(unflatten(again, tensors), nest)
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations([1, True, 1.0], 2), (0.0, -0.0)])
+def test_plain_values_that_python_holds_equal(one: Any, other: Any) -> None:
+    """1, True and 1.0 are other values to a layer, and one key in a dict; so are 0.0 and -0.0. A link sends a skeleton
+    once and then goes by its number, so equal has to mean alike."""
+    assert flatten((one,))[1] != flatten((other,))[1]
+
+
+def test_tensors_come_in_the_order_of_the_nest() -> None:
+    a, b, c, d = (torch.zeros(1) for _ in range(4))
+    tensors, skeleton = flatten({"z": a, "a": [b, (None, c)], "n": 3, "last": d})
+    assert [id(one) for one in tensors] == [id(a), id(b), id(c), id(d)]
+    assert skeleton != flatten({"a": a, "z": [b, (None, c)], "n": 3, "last": d})[1]
+
+
+def test_a_single_tensor() -> None:
+    tensor = torch.zeros(2)
+    assert flatten(tensor) == ([tensor], TENSOR)
+    assert unflatten(TENSOR, [tensor]) is tensor
+
+
+class Strange:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Strange(), "Strange"),
+        ({"x": [{1, 2}]}, "builtins.set"),
+        ({(0, 1): torch.zeros(1)}, "builtins.dict"),
+        ({True: torch.zeros(1)}, "builtins.dict"),  # JSON would make a text of it
+        (b"raw", "builtins.bytes"),
+        (1j, "builtins.complex"),
+    ],
+)
+def test_what_no_message_can_carry(value: Any, name: str) -> None:
+    with pytest.raises(WeftError, match=f"hand over tensors, numbers, texts and None.*{name}.*let the layer"):
+        flatten((torch.zeros(1), value))
+
+
+def test_over_changes_tensors_alone() -> None:
+    x = torch.ones(2)
+    nest = {"x": x, "rest": [None, 2.5, ("text", torch.full((), 3))]}
+    doubled = over(lambda tensor: tensor * 2, nest)
+    assert doubled["x"].tolist() == [2, 2]
+    assert doubled["rest"][2][1].item() == 6
+    assert doubled["rest"][:2] == [None, 2.5]
+    assert x.tolist() == [1, 1]
+
+
+def test_batch_size_is_the_first_dimension_that_all_share() -> None:
+    assert batch_size(torch.zeros(3, 2), what="inputs") == 3
+    assert batch_size({"x": torch.zeros(4, 2), "y": [torch.zeros(4), torch.zeros(()), 7, None]}, what="inputs") == 4
+    assert batch_size(torch.zeros(0, 2), what="inputs") == 0
+
+
+@pytest.mark.parametrize(
+    ("nest", "found"),
+    [
+        ((torch.zeros(3), torch.zeros(4, 2)), "sizes: 3, 4"),
+        (torch.zeros(()), "no tensor has a dimension"),
+        ({"n": 5}, "no tensor has a dimension"),
+    ],
+)
+def test_batches_without_one_size(nest: Any, found: str) -> None:
+    with pytest.raises(WeftError, match=rf"the targets need one first dimension, the samples \({found}\)"):
+        batch_size(nest, what="the targets")
+
+
+@given(st.integers(0, 9), st.integers(1, 5))
+def test_pieces_are_the_batch_in_order(samples: int, parts: int) -> None:
+    """Of sizes that differ by one at the most, the larger ones first; what has no samples is in every piece."""
+    rows = torch.arange(samples)
+    cut = pieces({"rows": rows, "same": (torch.tensor(7), "text")}, parts)
+    sizes = [len(one["rows"]) for one in cut]
+    assert len(cut) == parts
+    assert torch.equal(torch.cat([one["rows"] for one in cut]), rows)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    assert all(one["same"][0].item() == 7 and one["same"][1] == "text" for one in cut)

@@ -1,0 +1,553 @@
+"""The two halves of a backward give what one backward gives, bit for bit, and do no work twice."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from weft.runtime.split import SplitBackward
+
+ROWS, WIDTH = 3, 8
+
+
+class Scale(torch.autograd.Function):
+    """y = factor * weight * x, which counts its backwards and computes all that it can in each."""
+
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float, weight: Tensor) -> Tensor:
+        ctx.factor = factor
+        ctx.save_for_backward(x, weight)
+        return factor * weight * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+        Scale.backwards += 1
+        x, weight = ctx.saved_tensors
+        return ctx.factor * weight * grad, None, (ctx.factor * x * grad).sum_to_size(weight.shape)
+
+
+def scale(x: Tensor, factor: float, weight: Tensor) -> Tensor:
+    result: Tensor = Scale.apply(x, factor, weight)  # type: ignore[no-untyped-call]
+    return result
+
+
+class Lambda(nn.Module):
+    """Some modules, and a function of them and of the inputs."""
+
+    def __init__(self, function: Callable[..., Any], **modules: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.part = nn.ModuleDict(modules)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self.part, *inputs)
+
+
+class Weight(nn.Module):
+    """A single weight."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def linear(**options: Any) -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH, **options)
+
+
+def rows(*shape: int) -> Tensor:
+    return torch.randn(shape or (ROWS, WIDTH))
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(linear(), nn.GELU(), linear(), nn.Tanh(), linear())
+
+
+def convolutions() -> nn.Module:
+    block = (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+    return nn.Sequential(*block, nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.5, batch_first=True)
+
+
+def decoder() -> nn.Module:
+    return nn.TransformerDecoderLayer(WIDTH, 2, 16, dropout=0.5, batch_first=True)
+
+
+def skip() -> nn.Module:
+    def run(part: Any, x: Tensor) -> Any:
+        x = x + part["a"](x)
+        return x + part["c"](functional.gelu(part["b"](x)) * x)
+
+    return Lambda(run, a=linear(), b=linear(), c=linear())
+
+
+def several() -> nn.Module:
+    """Three inputs, one of them integers; one output is an input, one needs no gradient, one is of weights alone."""
+
+    def run(part: Any, x: Tensor, y: Tensor, numbers: Tensor) -> Any:
+        z = part["a"](x) * y + part["lookup"](numbers)
+        return x, part["b"](z), z.detach(), part["lookup"].weight.sum(0), numbers, z
+
+    return Lambda(run, a=linear(), b=linear(), lookup=nn.Embedding(5, WIDTH))
+
+
+def twins() -> nn.Module:
+    """One layer for two inputs."""
+    return Lambda(lambda part, x, y: part["b"](part["a"](x) * part["a"](y)), a=linear(), b=linear())
+
+
+def triplets() -> nn.Module:
+    return Lambda(lambda part, x, y, z: part["a"](x) * part["a"](y) * part["a"](z), a=linear())
+
+
+def again(**options: Any) -> nn.Module:
+    """One layer twice, one after the other."""
+    return Lambda(lambda part, x: part["a"](part["b"](part["a"](x)).tanh()), a=linear(**options), b=linear())
+
+
+def custom() -> nn.Module:
+    def run(part: Any, x: Tensor) -> Any:
+        weight = part["b"].weight
+        return part["c"](scale(part["a"](x), 2.0, weight * weight))
+
+    return Lambda(run, a=linear(), b=Weight(WIDTH), c=linear())
+
+
+def owned_by_python() -> nn.Module:
+    """Custom Functions as joint and side both, and at the output."""
+
+    def run(part: Any, x: Tensor) -> Any:
+        weight = scale(part["a"].weight, 3.0, part["b"].weight)
+        return scale(x * 2, 2.0, weight)
+
+    return Lambda(run, a=Weight(ROWS, WIDTH), b=Weight(WIDTH))
+
+
+def weight_and_its_row() -> nn.Module:
+    """A side that leads to another side of the same joint, from two joints."""
+
+    def run(part: Any, x: Tensor, y: Tensor) -> Tensor:
+        weight = part["a"].weight
+        return functional.linear(x, weight, weight[0]) * functional.linear(y, weight, weight[1])
+
+    return Lambda(run, a=linear(bias=False))
+
+
+def checkpointed(*, reentrant: bool) -> nn.Module:
+    return Lambda(
+        lambda part, x: part["b"](checkpoint(part["a"], x, use_reentrant=reentrant)),
+        a=nn.Sequential(linear(), nn.Dropout(0.5), linear(), nn.Tanh()),
+        b=linear(),
+    )
+
+
+def compiled() -> nn.Module:
+    inner = linear()
+    fast = torch.compile(lambda x: inner(x).tanh(), backend="aot_eager")
+    return Lambda(lambda part, x: part["b"](fast(x)), inner=inner, b=linear())
+
+
+def autocast() -> nn.Module:
+    def run(part: Any, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return part["a"](x)
+
+    return Lambda(run, a=mlp())
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(linear(), nn.utils.parametrizations.weight_norm(linear()), linear())
+
+
+def half_frozen() -> nn.Module:
+    return nn.Sequential(linear(), frozen(linear()), nn.LayerNorm(WIDTH), linear(bias=False))
+
+
+def image() -> Tensor:
+    return torch.randn(ROWS, 4, 6, 6)
+
+
+def sentence() -> Tensor:
+    return torch.randn(ROWS, 5, WIDTH)
+
+
+def numbers() -> Tensor:
+    return torch.randint(5, (ROWS,))
+
+
+Case = tuple[Callable[[], nn.Module], list[Callable[[], Tensor]]]
+
+SPLIT: dict[str, Case] = {
+    "linear": (linear, [rows]),
+    "mlp": (mlp, [rows]),
+    "convolutions": (convolutions, [image]),
+    "encoder": (encoder, [sentence]),
+    "decoder": (decoder, [sentence, sentence]),
+    "layer norm": (lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)), [rows]),
+    "skip": (skip, [rows]),
+    "several": (several, [rows, rows, numbers]),
+    "twins": (twins, [rows, rows]),
+    "again without bias": (lambda: again(bias=False), [rows]),
+    "weight norm": (normed, [rows]),
+    "custom": (custom, [rows]),
+    "owned by python": (owned_by_python, [rows]),
+    "half frozen": (half_frozen, [rows]),
+    "autocast": (autocast, [rows]),
+    "unused": (lambda: Lambda(lambda part, x, y: part["a"](x), a=linear(), b=linear()), [rows, rows]),
+    "checkpointed": (lambda: checkpointed(reentrant=False), [rows]),
+    "embedding first": (lambda: nn.Sequential(nn.Embedding(5, WIDTH), mlp()), [numbers]),
+    "sparse embedding first": (lambda: nn.Sequential(nn.Embedding(5, WIDTH, sparse=True), mlp()), [numbers]),
+}
+AT_ONCE: dict[str, Case] = {
+    "again": (again, [rows]),
+    "triplets": (triplets, [rows, rows, rows]),
+    "weight and its row": (weight_and_its_row, [rows, rows]),
+    "recurrent": (lambda: Lambda(lambda part, x: part["a"](x)[0], a=nn.GRU(WIDTH, WIDTH)), [sentence]),
+    "checkpointed, reentrant": (lambda: checkpointed(reentrant=True), [rows]),
+    "compiled": (compiled, [rows]),
+}
+WITHOUT_PARAMETERS: dict[str, Case] = {
+    "no parameters": (lambda: nn.Sequential(nn.Tanh(), nn.GELU()), [rows]),
+    "all frozen": (lambda: frozen(mlp()), [rows]),
+    "passed through": (lambda: Lambda(lambda part, x, y: (x, y, x)), [rows, rows]),
+    "nothing to do": (lambda: Lambda(lambda part, x: x + 1), [numbers]),
+}
+CASES = SPLIT | AT_ONCE | WITHOUT_PARAMETERS
+
+
+class Run:
+    """A model's forward, ready for a backward; the same numbers for the same seed."""
+
+    def __init__(self, model: nn.Module, given: list[Callable[[], Tensor]], seed: int) -> None:
+        torch.manual_seed(seed)
+        self.inputs = [one() for one in given]
+        for one in self.inputs:
+            one.requires_grad_(one.is_floating_point())
+        outputs = model(*self.inputs)
+        self.outputs: list[Tensor] = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        self.grads: list[Tensor | None] = [
+            torch.randn_like(one) if one.is_floating_point() else None for one in self.outputs
+        ]
+
+    def split(self, model: nn.Module) -> SplitBackward:
+        return SplitBackward(self.outputs, self.grads, self.inputs, list(model.parameters()))
+
+    def ordinary(self) -> list[Tensor | None]:
+        pairs = [(o, g) for o, g in zip(self.outputs, self.grads, strict=True) if o.requires_grad and g is not None]
+        if pairs:
+            torch.autograd.backward([one for one, _ in pairs], [one for _, one in pairs])
+        return [one.grad for one in self.inputs]
+
+
+def gradients(model: nn.Module) -> list[Tensor | None]:
+    return [one.grad for one in model.parameters()]
+
+
+def equal(ones: list[Tensor | None], others: list[Tensor | None]) -> bool:
+    def dense(one: Tensor) -> Tensor:
+        return one.to_dense() if one.is_sparse else one
+
+    return len(ones) == len(others) and all(
+        a is b if a is None or b is None else torch.equal(dense(a), dense(b)) and a.dtype == b.dtype
+        for a, b in zip(ones, others, strict=True)
+    )
+
+
+def model_of(name: str) -> tuple[nn.Module, nn.Module, list[Callable[[], Tensor]]]:
+    """A model, the same once more, and what makes its inputs."""
+    build, given = CASES[name]
+    torch.manual_seed(7)
+    model = build()
+    torch.manual_seed(7)
+    return model, build(), given
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_halves_are_a_whole(name: str) -> None:
+    model, other, given = model_of(name)
+    for seed in range(3):  # the gradients of several micro-batches add up
+        expected = Run(other, given, seed).ordinary()
+        run = Run(model, given, seed)
+        split = run.split(model)
+        assert equal(split.input_gradients(), expected)
+        assert all(one.grad is None for one in run.inputs)
+        split.weight_gradients()
+        assert equal(gradients(model), gradients(other))
+    assert name in WITHOUT_PARAMETERS or any(one is not None for one in gradients(model))
+
+
+@pytest.mark.parametrize("name", [*SPLIT, *AT_ONCE])
+def test_weights_get_their_gradients_in_the_second_half(name: str) -> None:
+    """Or in the first half, all of them, where a graph can't be split."""
+    model, other, given = model_of(name)
+    Run(other, given, 0).ordinary()
+    split = Run(model, given, 0).split(model)
+    split.input_gradients()
+    early = gradients(model)
+    assert equal(early, gradients(other)) if name in AT_ONCE else all(one is None for one in early)
+
+
+def test_second_halves_may_run_late_and_in_any_order() -> None:
+    model, other, given = model_of("encoder")
+    wholes = [Run(other, given, seed) for seed in range(3)]
+    halves = [Run(model, given, seed).split(model) for seed in range(3)]
+    inputs = [one.input_gradients() for one in halves]
+    assert all(one is None for one in gradients(model))
+    for number in (1, 0, 2):
+        assert equal(inputs[number], wholes[number].ordinary())
+        halves[number].weight_gradients()
+        assert equal(gradients(model), gradients(other))
+
+
+def flops(function: Callable[[], Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["linear", "mlp", "convolutions", "encoder", "decoder", "skip", "twins", "again without bias", "weight norm"],
+)
+def test_no_work_is_done_twice(name: str) -> None:
+    model, other, given = model_of(name)
+    whole = Run(other, given, 0)
+    alone = Run(copy.deepcopy(other).requires_grad_(False), given, 0)
+    split = Run(model, given, 0).split(model)
+    first, second = flops(split.input_gradients), flops(split.weight_gradients)
+    assert first == flops(alone.ordinary)  # as much as if there were no weights
+    assert second > 0
+    assert first + second == flops(whole.ordinary)
+
+
+@pytest.mark.parametrize(("name", "runs"), [("custom", 1), ("owned by python", 2)])
+def test_a_custom_function_runs_once(name: str, runs: int) -> None:
+    model, _, given = model_of(name)
+    Scale.backwards = 0
+    split = Run(model, given, 0).split(model)
+    split.input_gradients()
+    split.weight_gradients()
+    assert Scale.backwards == runs
+
+
+def test_the_first_chunk_leaves_all_to_the_second_half() -> None:
+    model, other, given = model_of("embedding first")
+    split = Run(model, given, 0).split(model)
+    assert flops(split.input_gradients) == 0
+    assert flops(split.weight_gradients) == flops(Run(other, given, 0).ordinary)
+
+
+def test_hooks_are_heeded() -> None:
+    """Of a value inside, of a weight, and of a weight whose gradient is ready."""
+
+    def run(part: Any, x: Tensor) -> Any:
+        inner = part["a"](x)
+        inner.register_hook(lambda gradient: gradient * 0.5)
+        return part["b"](inner)
+
+    torch.manual_seed(0)
+    model = Lambda(run, a=linear(), b=linear())
+    other = copy.deepcopy(model)
+    ready: list[Tensor] = []
+    for one in (model, other):
+        for parameter in one.parameters():
+            parameter.register_hook(lambda gradient: gradient * 3)  # type: ignore[no-untyped-call]
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(ready.append)  # type: ignore[no-untyped-call]
+    expected = Run(other, [rows], 0).ordinary()
+    split = Run(model, [rows], 0).split(model)
+    assert equal(split.input_gradients(), expected)
+    split.weight_gradients()
+    assert equal(gradients(model), gradients(other))
+    assert {id(one) for one in ready} == {id(one) for one in model.parameters()}
+    assert len(ready) == 4
+
+
+def test_an_output_without_a_gradient_gets_none() -> None:
+    model = twins()
+    x, y = rows().requires_grad_(), rows().requires_grad_()
+    split = SplitBackward([model(x, y), model(y, x)], [None, None], [x, y], list(model.parameters()))
+    assert split.input_gradients() == [None, None]
+    split.weight_gradients()
+    assert gradients(model) == [None] * 4
+
+
+def test_parameters_may_be_other_leaves_than_the_models() -> None:
+    """Versions of the weights are: the gradient goes to the version that was read."""
+    model = mlp()
+    version = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+    x = rows().requires_grad_()
+    output = torch.func.functional_call(model, version, (x,))
+    split = SplitBackward([output], [torch.ones_like(output)], [x], list(version.values()))
+    split.input_gradients()
+    split.weight_gradients()
+    assert all(one.grad is not None for one in version.values())
+    assert gradients(model) == [None] * 6
+
+
+class Box:
+    """Holds a tensor that a graph saves."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+
+
+@contextmanager
+def watching() -> Iterator[list[weakref.ref[Box]]]:
+    """Boxes around all that is saved meanwhile. The garbage collector is off: nothing may need it to be freed."""
+    boxes: list[weakref.ref[Box]] = []
+
+    def pack(tensor: Tensor) -> Box:
+        box = Box(tensor)
+        boxes.append(weakref.ref(box))
+        return box
+
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
+            yield boxes
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", [one for one in CASES if one not in ("compiled", "passed through", "nothing to do")])
+def test_no_graph_is_left_over(name: str) -> None:
+    model, _, given = model_of(name)
+    with watching() as boxes:
+        run = Run(model, given, 0)
+        split = run.split(model)
+        split.input_gradients()
+        split.weight_gradients()
+        assert boxes
+        del run
+        assert not any(box() for box in boxes)
+
+
+@pytest.mark.parametrize("name", [*SPLIT, *AT_ONCE])
+def test_the_outputs_may_go_before_the_second_half(name: str) -> None:
+    model, other, given = model_of(name)
+    Run(other, given, 0).ordinary()
+    split = Run(model, given, 0).split(model)
+    split.input_gradients()
+    gc.collect()
+    split.weight_gradients()
+    assert equal(gradients(model), gradients(other))
+
+
+@pytest.mark.parametrize("name", ["no parameters", "all frozen", "again"])
+def test_without_a_second_half_all_is_free_after_the_first(name: str) -> None:
+    model, _, given = model_of(name)
+    with watching() as boxes:
+        run = Run(model, given, 0)
+        run.split(model).input_gradients()
+        assert run.outputs
+        assert not any(box() for box in boxes)
+
+
+def test_what_lies_above_the_joints_is_free_after_the_first_half() -> None:
+    """That of a loss is large."""
+    model = linear()
+    x = rows().requires_grad_()
+    with watching() as boxes:
+        output = model(x)
+        below = len(boxes)
+        loss = functional.cross_entropy(output, torch.tensor([1, 2, 3]))
+        split = SplitBackward([loss], [torch.ones(())], [x], list(model.parameters()))
+        del output, loss
+        assert all(box() for box in boxes)
+        split.input_gradients()
+        assert all(box() for box in boxes[:below])
+        assert not any(box() for box in boxes[below:])
+        split.weight_gradients()
+        assert not any(box() for box in boxes)
+
+
+def test_halves_come_in_order_and_inputs_are_leaves() -> None:
+    model = linear()
+    x = rows().requires_grad_()
+    output = model(x)
+    split = SplitBackward([output], [output.detach()], [x], [*model.parameters()])
+    with pytest.raises(AssertionError, match="before the second"):
+        split.weight_gradients()
+    split.input_gradients()
+    with pytest.raises(AssertionError, match="runs once"):
+        split.input_gradients()
+    with pytest.raises(AssertionError, match="leaves"):
+        SplitBackward([output], [output.detach()], [x * 2], [])
+
+
+# What is drawn: for every new value the kind of step, two older values and a weight; then the outputs.
+STEPS = st.lists(st.tuples(st.integers(0, 6), *[st.integers(0, 99)] * 3), min_size=1, max_size=10)
+
+
+def step(kind: int, a: Tensor, b: Tensor, weight: Tensor, number: int) -> Tensor:
+    if kind == 0:
+        return functional.linear(a, weight, weight[number % 4])
+    if kind == 1:
+        return a @ weight
+    if kind == 2:
+        return a * b
+    if kind == 3:
+        return a + b.tanh()
+    if kind == 4:
+        return a + weight
+    if kind == 5:
+        return scale(a, 0.5, b)
+    return torch.stack([a, weight]).unbind()[number % 2] * b
+
+
+def tangle(steps: list[tuple[int, ...]], values: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    """Values and weights in any combination: weights used twice, of weights alone, in a row, in parallel."""
+    for kind, first, second, third in steps:
+        a, b, weight = values[first % len(values)], values[second % len(values)], weights[third % len(weights)]
+        value = step(kind, a, b, weight, first + second)
+        values = [*values, value / (1 + value.detach().abs().max())]
+    return values
+
+
+@settings(max_examples=300)
+@given(STEPS, st.integers(0, 2), st.integers(0, 1), st.lists(st.integers(0, 99), min_size=1, max_size=3))
+def test_any_tangle_comes_out_right(steps: list[tuple[int, ...]], leaves: int, spare: int, chosen: list[int]) -> None:
+    def run() -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        torch.manual_seed(0)
+        inputs = [torch.randn(4, 4, requires_grad=number < leaves) for number in range(2)]
+        weights = [torch.randn(4, 4, requires_grad=True) for _ in range(3 + spare)]
+        values = tangle(steps, [*inputs, *weights[:1]], weights[1:])
+        return [values[-1 - one % len(values)] for one in chosen], inputs, weights
+
+    outputs, inputs, weights = run()
+    grads = [torch.randn(4, 4) for _ in outputs]
+    split = SplitBackward(outputs, [*grads], inputs, weights)
+    found = split.input_gradients()
+    split.weight_gradients()
+    outputs, inputs, others = run()
+    if pairs := [(one, grad) for one, grad in zip(outputs, grads, strict=True) if one.requires_grad]:
+        torch.autograd.backward([one for one, _ in pairs], [grad for _, grad in pairs])
+    assert equal(found, [one.grad for one in inputs])
+    assert equal([one.grad for one in weights], [one.grad for one in others])
