@@ -11,8 +11,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -208,54 +210,52 @@ def bounded(end: End) -> list[list[int]]:
 
 
 def held(end: End) -> list[int]:
-    """Whatever still holds an activation (a view, autograd, a numpy array) keeps it as it is; then it is used again.
+    """Whatever still holds an activation (itself, a view, an array, autograd) keeps it as it is; then it is used again.
 
     Bytes of buffers with nothing held, with much held, and after it was let go.
     """
-    keep: list[tuple[Any, Tensor]] = []
+    kept: list[tuple[Callable[[], Tensor], Tensor]] = []  # what holds on to an activation, and what it has to give
     nbytes = []
 
     def step(index: int) -> Tensor:
-        expected = filled(index, 50, 40)
         if end.outgoing is not None:
-            end.outgoing.send(of(index, expected))
-            return expected
+            end.outgoing.send(of(index, filled(index, 50, 40)))
+            return filled(index, 50, 40)
         assert end.incoming is not None
         return end.incoming.receive(LONG).tensors[0]
 
-    def buffers() -> int:
-        return 0 if end.incoming is None else end.incoming._pool.nbytes
+    def note_bytes() -> None:
+        nbytes.append(0 if end.incoming is None else end.incoming._pool.nbytes)
 
     for index in range(20):
         step(index)
-    nbytes.append(buffers())
+    note_bytes()
     for index in range(20, 60):
         came, expected = step(index), filled(index, 50, 40)
-        leaf = came.detach().requires_grad_()
-        keep += [
-            (came, expected) if index % 5 == 0 else (None, expected),
-            (came[3:7].T, expected[3:7].T) if index % 5 == 1 else (None, expected),
-            (leaf.square(), expected.square()) if index % 5 == 2 else (None, expected),  # saves its input
-            (came.numpy(), expected) if index % 5 == 3 else (None, expected),
+        one = torch.ones((), requires_grad=True)
+        ways: list[list[tuple[Callable[[], Tensor], Tensor]]] = [
+            [(partial(torch.as_tensor, came), expected)],
+            [(partial(torch.as_tensor, came[3:7].T), expected[3:7].T)],
+            [(partial(torch.as_tensor, came.numpy()), expected)],
+            [(partial(_gradient, (one * came).sum(), one), expected.sum())],
+            [],
         ]
-        if index % 5 == 2:
-            keep.append((leaf, expected))
-        del came, leaf
-    nbytes.append(buffers())
+        kept += ways[index % 5]
+        del came, ways
+    note_bytes()
     for index in range(60, 100):
         step(index)
-    for what, expected in keep:
-        if what is not None:
-            assert torch.equal(torch.as_tensor(what).detach(), expected)
-        if isinstance(what, Tensor) and what.grad_fn is not None:
-            (gradient,) = torch.autograd.grad(what.sum(), [what.grad_fn.next_functions[0][0].variable])
-            assert torch.equal(gradient, 2 * expected.sqrt().round())
-    what = leaf = None
-    keep.clear()
+    while kept:
+        what, value = kept.pop()
+        assert torch.equal(what(), value)
     for index in range(100, 160):
         step(index)
-    nbytes.append(buffers())
+    note_bytes()
     return nbytes
+
+
+def _gradient(of: Tensor, at: Tensor) -> Tensor:
+    return torch.autograd.grad(of, at)[0]
 
 
 def both_ways(end: End) -> int:
@@ -343,6 +343,8 @@ def nobody_reads(end: End) -> list[Any]:
     return said
 
 
+Exchanged: TypeAlias = "list[dict[str, tuple[str, Any]]]"
+
 CASES: list[tuple[str, Callable[[End], Any], int]] = [
     (f"{case.__name__} {slots}", case, slots)
     for case, several in (
@@ -388,13 +390,13 @@ def run_cases() -> dict[str, tuple[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def exchanged() -> list[dict[str, tuple[str, Any]]]:
+def exchanged() -> Exchanged:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
         return weft.launch(run_cases, ranks=2)
 
 
-def results(exchanged: list[dict[str, tuple[str, Any]]], name: str) -> list[Any]:
+def results(exchanged: Exchanged, name: str) -> list[Any]:
     """What both ends have to say of a case."""
     for rank, found in enumerate(exchanged):
         failed = [f"{case}: {one[0]}" for case, one in found.items() if one[0]]
@@ -417,22 +419,20 @@ def results(exchanged: list[dict[str, tuple[str, Any]]], name: str) -> list[Any]
         ("all_larger 3", 4),
     ],
 )
-def test_what_is_sent_arrives_in_order(
-    exchanged: list[dict[str, tuple[str, Any]]], name: str, count: int
-) -> None:
+def test_what_is_sent_arrives_in_order(exchanged: Exchanged, name: str, count: int) -> None:
     assert results(exchanged, name) == [0, count]
 
 
-def test_equal_plain_values_of_other_types_are_told_apart(exchanged: list[dict[str, tuple[str, Any]]]) -> None:
+def test_equal_plain_values_of_other_types_are_told_apart(exchanged: Exchanged) -> None:
     assert results(exchanged, "plain_values 3") == [0, 8]
 
 
-def test_links_of_both_directions_do_not_mix(exchanged: list[dict[str, tuple[str, Any]]]) -> None:
+def test_links_of_both_directions_do_not_mix(exchanged: Exchanged) -> None:
     assert results(exchanged, "both_ways 2") == [50, 50]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_buffers_are_bounded_and_used_again(exchanged: list[dict[str, tuple[str, Any]]], slots: int) -> None:
+def test_buffers_are_bounded_and_used_again(exchanged: Exchanged, slots: int) -> None:
     """The receiver has one buffer for each posted receive and one in use, the sender one for each send under way and
     one that is filled. While messages grow, each may have a second one, which stays: not one more after 1,000."""
     (sending, _), (receiving, addresses) = results(exchanged, f"bounded {slots}")
@@ -444,13 +444,13 @@ def test_buffers_are_bounded_and_used_again(exchanged: list[dict[str, tuple[str,
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_what_is_held_is_never_written_over(exchanged: list[dict[str, tuple[str, Any]]], slots: int) -> None:
+def test_what_is_held_is_never_written_over(exchanged: Exchanged, slots: int) -> None:
     _, (nothing, much, again) = results(exchanged, f"held {slots}")
     assert much >= nothing + 30 * 50 * 40 * 4  # four of five were held
     assert again <= much
 
 
-def test_the_reason_of_a_failure_reaches_the_other_end(exchanged: list[dict[str, tuple[str, Any]]]) -> None:
+def test_the_reason_of_a_failure_reaches_the_other_end(exchanged: Exchanged) -> None:
     assert results(exchanged, "aborted 3")[1] == TEXT
     text = results(exchanged, "aborted_at_length 1")[1]
     assert text.startswith("xüü")
@@ -460,13 +460,13 @@ def test_the_reason_of_a_failure_reaches_the_other_end(exchanged: list[dict[str,
 @pytest.mark.parametrize(
     ("name", "end"), [("nothing_comes 3", 1), ("aborted_unheard 1", 0)], ids=["receiving", "aborting"]
 )
-def test_a_wait_ends_at_its_deadline(exchanged: list[dict[str, tuple[str, Any]]], name: str, end: int) -> None:
+def test_a_wait_ends_at_its_deadline(exchanged: Exchanged, name: str, end: int) -> None:
     """The transport knows a deadline by these words."""
     assert "timed out" in results(exchanged, name)[end].lower()
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_full_link_holds_its_sender_up(exchanged: list[dict[str, tuple[str, Any]]], slots: int) -> None:
+def test_a_full_link_holds_its_sender_up(exchanged: Exchanged, slots: int) -> None:
     """As many as are received unread, and as many again and one that are under way."""
     (sent, text), _ = results(exchanged, f"nobody_reads {slots}")
     assert sent == 2 * slots + 1
@@ -525,13 +525,12 @@ def test_buffers_are_aligned_whatever_their_size() -> None:
     taken = [pool.take(size) for size in range(1, 300, 7)]
     assert all(one.data_ptr() % ALIGNMENT == 0 for one in taken)
     spans = sorted((one.data_ptr(), one.data_ptr() + one.numel()) for one in taken)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def test_the_smallest_buffer_that_fits_is_taken() -> None:
     """Else a header could take what a large message needs in the next moment."""
     pool = Pool()
-    addresses = {}
     several = {size: pool.take(size) for size in (640, 64, 6400)}
     addresses = {size: one.data_ptr() for size, one in several.items()}
     several.clear()

@@ -64,6 +64,11 @@ def schedule_for(schedule: str | Schedule, stages: int | None, microbatches: int
                 f"replicas: {replicas}); leave it out, or start {(stages or 0) * replicas} ranks"
             )
     else:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise WeftError(
+                f"this process is one of {os.environ['WORLD_SIZE']} (WORLD_SIZE), but there is no process group, and "
+                "every one would train alone; start from weft.launch, or call torch.distributed.init_process_group"
+            )
         there = stages if stages is not None else schedule.stages if isinstance(schedule, Schedule) else 1
     if isinstance(schedule, Schedule):
         if (schedule.stages, schedule.microbatches) != (there, microbatches or schedule.microbatches):

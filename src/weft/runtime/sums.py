@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,9 @@ from torch import Tensor
 Member: TypeAlias = "tuple[int, int, int]"  # replica, chunk, number of the parameter set in the chunk
 Parts: TypeAlias = "list[Tensor]"
 AllReduce: TypeAlias = Callable[[Tensor], None]
+Job: TypeAlias = "tuple[Parts, list[Future[Parts]]]"  # what to add up, and who waits for it
+
+GRACE = 1.0  # seconds for a lane to end; one that waits for a rank that is gone does not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,37 +74,46 @@ class _Lane:
     """A thread that adds up tensors over processes, one sum after the other."""
 
     def __init__(self, all_reduce: AllReduce) -> None:
-        self._all_reduce = all_reduce
-        self._queue: queue.SimpleQueue[tuple[Parts, list[Future[Parts]]]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True, name="weft sums").start()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=_work, args=(self._jobs, all_reduce), daemon=True, name="weft sums")
+        thread.start()
+        weakref.finalize(self, _end, self._jobs, thread)
 
     def add_up(self, part: Parts, waiting: list[Future[Parts]]) -> None:
-        self._queue.put((part, waiting))
+        self._jobs.put((part, waiting))
 
-    def _work(self) -> None:
-        while True:
-            part, waiting = self._queue.get()
-            try:
-                total = self._over_processes(part)
-            except BaseException as problem:  # it belongs to whoever waits for the sum
-                for future in waiting:
-                    future.set_exception(problem)
-            else:
-                _give(waiting, total)
 
-    @torch.no_grad()
-    def _over_processes(self, part: Parts) -> Parts:
-        """One all-reduce for each dtype."""
-        total: list[Tensor] = [torch.empty(0)] * len(part)
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
-        for place, tensor in enumerate(part):
-            kinds[tensor.dtype, tensor.device].append(place)
-        for places in kinds.values():
-            flat = torch.cat([part[place].reshape(-1) for place in places])
-            self._all_reduce(flat)
-            for place, piece in zip(places, torch.split(flat, [part[one].numel() for one in places]), strict=True):
-                total[place] = piece.view(part[place].shape)
-        return total
+def _end(jobs: queue.SimpleQueue[Job | None], thread: threading.Thread) -> None:
+    """A process group must not be taken apart in a thread while the interpreter ends, so wait for that."""
+    jobs.put(None)
+    thread.join(timeout=GRACE)
+
+
+def _work(jobs: queue.SimpleQueue[Job | None], all_reduce: AllReduce) -> None:
+    while (job := jobs.get()) is not None:
+        part, waiting = job
+        try:
+            total = _over_processes(part, all_reduce)
+        except BaseException as problem:  # it belongs to whoever waits for the sum
+            for future in waiting:
+                future.set_exception(problem)
+        else:
+            _give(waiting, total)
+
+
+@torch.no_grad()
+def _over_processes(part: Parts, all_reduce: AllReduce) -> Parts:
+    """One all-reduce for each dtype."""
+    total: list[Tensor] = [torch.empty(0)] * len(part)
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
+    for place, tensor in enumerate(part):
+        kinds[tensor.dtype, tensor.device].append(place)
+    for places in kinds.values():
+        flat = torch.cat([part[place].reshape(-1) for place in places])
+        all_reduce(flat)
+        for place, piece in zip(places, torch.split(flat, [part[one].numel() for one in places]), strict=True):
+            total[place] = piece.view(part[place].shape)
+    return total
 
 
 @torch.no_grad()

@@ -118,7 +118,7 @@ class Processes:
         for first in range(0, self._world, self._stages):
             for a, b in edges:
                 source, target = first + a, first + b
-                nccl = self._new_group([source, target], "nccl") if self._device.type == "cuda" else None
+                nccl = self._new_nccl_group(source, target) if self._device.type == "cuda" else None
                 if self._rank == source:
                     self._outgoing[b] = Outgoing(self._lines, target, slots=slots, wait=self._deadline, nccl=nccl)
                 if self._rank == target:
@@ -127,6 +127,16 @@ class Processes:
     def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
         group = dist.new_group(list(ranks), backend=backend, timeout=self._deadline)
         return cast(dist.ProcessGroup, group)  # whoever is not in it gets something else, and never uses it
+
+    def _new_nccl_group(self, source: int, target: int) -> dist.ProcessGroup:
+        """A communicator of two ranks, used once here: later, two ranks could each wait for the other's first use."""
+        group = self._new_group([source, target], "nccl")
+        token = torch.zeros(1, device=self._device)
+        if self._rank == source:
+            dist.send(token, target, group=group)
+        elif self._rank == target:
+            dist.recv(token, source, group=group)
+        return group
 
     def sender(self, rank: int) -> Callable[[int, Message], None]:
         def post(target: int, message: Message) -> None:
@@ -212,6 +222,8 @@ class Processes:
         def add_up(tensor: Tensor) -> None:
             dist.all_reduce(tensor, group=group)
 
+        if self._rank in ranks and self._device.type == "cuda":
+            add_up(torch.zeros(1, device=self._device))  # communicators come about in the same order everywhere
         return add_up
 
     def nbytes(self, rank: int) -> int:
