@@ -12,15 +12,12 @@ all have joined, so that no rank is through before another is up. When the paren
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
-import io
 import itertools
 import multiprocessing.connection
 import os
 import pickle
 import re
-import runpy
 import signal
 import socket
 import subprocess
@@ -28,21 +25,18 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from weft.errors import PeerError, RunError, WeftError
+from weft.errors import RunError, WeftError
 from weft.runtime import stacks
+from weft.runtime.rank import Failure, Job, choose_backend, here, in_words
 
 T = TypeVar("T")
 
-ECHO = 1.2  # seconds to wait for the cause of what looks like an echo; a rank tells its neighbours, then its parent
+ECHO = 0.8  # seconds to wait for the cause of what looks like an echo; a rank tells its neighbours, then its parent
 LOOK = 0.1  # seconds between two looks at whether the ranks are alive, for those whose end the socket does not tell
 
 # How a rank begins. Its death is tied to its parent's before it does anything that takes time: by the kernel on Linux
@@ -55,25 +49,11 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 if os.getppid() != {parent}:
     os._exit(1)
-from weft.runtime.launch import _serve
-_serve({descriptors})
+from weft.runtime.rank import serve
+serve({descriptors})
 """
 
-_inside = ""  # which rank this process is, if launch has started it
-_loading = ""  # what it is importing, as long as it is
 _joins = itertools.count()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What a rank is told first; fn and its arguments follow, once it can load them."""
-
-    main: tuple[str, str] | None
-    argv: list[str]
-    place: str
-    ranks: int
-    threads: int | None
-    backend: str | None
 
 
 def launch(
@@ -100,20 +80,22 @@ def launch(
     import and meet; it does not limit `fn`. No rank outlives this process; what `fn` starts is its own to end.
     """
     _check(fn, ranks, threads, timeout)
-    if _loading:
+    if here.loading:
         raise WeftError(
-            f"weft.launch was called at the top level of {_loading}, which every rank runs again; put the call under "
-            'if __name__ == "__main__":'
+            f"weft.launch was called at the top level of {here.loading}, which every rank runs again; "
+            'put the call under if __name__ == "__main__":'
         )
-    if _inside:
-        raise WeftError(f"weft.launch can't start ranks inside a rank (here: {_inside}); call it once, from the script")
+    if here.inside:
+        raise WeftError(
+            f"weft.launch can't start ranks inside a rank (here: {here.inside}); call it once, from the script"
+        )
     if os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR"} or _has_group():
         return [_join(fn, args, ranks, threads, backend, timeout)]
     call = _pickled(fn, args)
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = 1
     with _meeting_place() as (place, descriptors):
-        job = _Job(main=_main_module(), argv=sys.argv, place=place, ranks=ranks, threads=threads, backend=backend)
+        job = Job(main=_main_module(), argv=sys.argv, place=place, ranks=ranks, threads=threads, backend=backend)
         return _run(job, call, descriptors, timeout)
 
 
@@ -147,7 +129,7 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     except Exception as problem:
         raise WeftError(
             f"weft.launch hands fn and its arguments to new processes by pickle, which can't take them "
-            f"({_in_words(problem)}); pass plain data, and build the rest inside fn"
+            f"({in_words(problem)}); pass plain data, and build the rest inside fn"
         ) from problem
 
 
@@ -188,21 +170,6 @@ def _loopback() -> str:
 # --- the parent ---
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
-    """What a rank died of; `echo` is 0 for a cause, more for what is likelier the consequence of another rank's."""
-
-    rank: int
-    cause: str
-    echo: int = 0
-    when: float
-    details: str = ""
-    is_input: bool = False  # a mistake of the caller, not of the run
-
-    def error(self) -> Exception:
-        return WeftError(self.cause) if self.is_input else RunError(f"rank {self.rank} {self.cause}{self.details}")
-
-
 class _Child:
     """One rank, as its parent sees it."""
 
@@ -212,7 +179,7 @@ class _Child:
         self.rank = rank
         self.stage = "started"
         self.result: Any = None
-        self.failure: _Failure | None = None
+        self.failure: Failure | None = None
         self.pipe, theirs = multiprocessing.connection.Pipe()
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -223,7 +190,7 @@ class _Child:
             try:
                 self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=inherited)
             except OSError as problem:
-                raise RunError(f"rank {rank} could not be started: {_in_words(problem)}") from problem
+                raise RunError(f"rank {rank} could not be started: {in_words(problem)}") from problem
         # a large job fills the socket; a rank that never reads it must not hold up the parent
         threading.Thread(target=self.tell, args=messages, daemon=True).start()
 
@@ -246,7 +213,7 @@ class _Child:
         try:
             self.stage, value = pickle.loads(message)
         except Exception as problem:
-            self.fail(f"returned what can't be unpickled here ({_in_words(problem)}); return plain data")
+            self.fail(f"returned what can't be unpickled here ({in_words(problem)}); return plain data")
         else:
             if self.stage == "failed":
                 self.failure = value
@@ -261,10 +228,10 @@ class _Child:
             self.fail("closed the socket to its parent; fn must leave alone what it has not opened")
 
     def fail(self, cause: str) -> None:
-        self.failure = _Failure(rank=self.rank, cause=cause, when=time.monotonic())
+        self.failure = Failure(rank=self.rank, cause=cause, when=time.monotonic())
 
 
-def _run(job: _Job, call: bytes, descriptors: list[int], timeout: float) -> list[Any]:
+def _run(job: Job, call: bytes, descriptors: list[int], timeout: float) -> list[Any]:
     """Start the ranks, wait for all results or the first failure, and leave no process behind."""
     children: list[_Child] = []
     shared = _environment(job)
@@ -295,7 +262,7 @@ def _no_interrupt() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _environment(job: _Job) -> dict[str, str]:
+def _environment(job: Job) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
     environment |= {"WORLD_SIZE": str(job.ranks), "LOCAL_WORLD_SIZE": str(job.ranks)}
     environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
@@ -362,148 +329,6 @@ def _ending(status: int) -> str:
     return f"was killed by {name}{' (by somebody, or for want of memory)' if name == 'SIGKILL' else ''}"
 
 
-# --- a rank ---
-
-
-def _serve(descriptors: list[int]) -> None:
-    """The whole life of a rank; the first descriptor leads to its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # whole lines, and none lost when the rank is killed
-    faulthandler.enable()
-    stacks.ready()
-    pipe = Connection(descriptors[0])
-    try:
-        job, call = pickle.loads(pipe.recv_bytes()), pipe.recv_bytes()
-    except (EOFError, OSError):
-        os._exit(1)
-    go = threading.Event()
-    threading.Thread(target=_watch, args=(pipe, go), daemon=True).start()
-    rank = int(os.environ["RANK"])
-    try:
-        fn, args = _load(rank, job, call)
-        pipe.send_bytes(pickle.dumps(("loaded", None)))
-        _meet(rank, job)
-        pipe.send_bytes(pickle.dumps(("joined", None)))
-        go.wait()
-        message = _result(fn, args)
-    except BaseException as error:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        pipe.send_bytes(pickle.dumps(("failed", _failure(rank, error))))
-        threading.Event().wait()  # for the end: while its connections are open, no peer fails because of it
-    else:
-        pipe.send_bytes(message)
-
-
-def _watch(pipe: Connection, go: threading.Event) -> None:
-    """Pass on the parent's word, and end this process when the parent has ended."""
-    with contextlib.suppress(EOFError, OSError):
-        while pipe.recv_bytes():
-            go.set()
-    os._exit(1)
-
-
-def _load(rank: int, job: _Job, call: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Import torch and the script, then fn and its arguments."""
-    global _inside, _loading
-    _inside = f"rank {rank} of {job.ranks}"
-    import torch
-
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    sys.argv = job.argv
-    if job.main is not None:
-        how, where = job.main
-        _loading = os.path.basename(where)
-        run = runpy.run_path if how == "path" else functools.partial(runpy.run_module, alter_sys=True)
-        main = types.ModuleType("__mp_main__")  # the name by which multiprocessing, and so pickle, knows it
-        main.__dict__.update(run(where, run_name="__mp_main__"))
-        sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-    _loading = "fn and its arguments"
-    try:
-        loaded: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.loads(call)
-    except Exception as problem:
-        raise WeftError(
-            f"weft.launch runs fn in new processes, which must be able to import it and the types of its arguments "
-            f"({_in_words(problem)}); put them at the top level of a module on sys.path"
-        ) from problem
-    _loading = ""
-    return loaded
-
-
-def _meet(rank: int, job: _Job) -> None:
-    import torch.distributed as dist
-
-    store = dist.FileStore(job.place, job.ranks)  # type: ignore[attr-defined]
-    backend = _backend(job.backend, rank, job.ranks)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=job.ranks)
-
-
-def _backend(asked: str | None, local_rank: int, local_ranks: int) -> str:
-    """Where the ranks compute decides how they talk."""
-    import torch
-
-    cuda = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks
-    backend = asked or ("cuda:nccl,cpu:gloo" if cuda else "gloo")
-    if "nccl" in backend:
-        torch.cuda.set_device(local_rank)
-    return backend
-
-
-def _result(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    import torch.distributed as dist
-
-    try:
-        result = fn(*args)
-    except SystemExit as leave:
-        if leave.code not in (None, 0):
-            raise
-        result = None
-    try:
-        message = pickle.dumps(("done", result))
-    except Exception as problem:
-        raise RunError(f"its result can't be pickled ({_in_words(problem)}); return plain data") from problem
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    return message
-
-
-def _failure(rank: int, error: BaseException) -> _Failure:
-    now = time.monotonic()  # one clock for all processes of a machine
-    if _loading and isinstance(error, WeftError):
-        return _Failure(rank=rank, cause=str(error), when=now, is_input=True)
-    what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else _in_words(error)
-    cause = f"failed{f' while loading {_loading}' if _loading else ''}: {what}"
-    steps = error.__traceback__
-    while steps is not None and steps.tb_frame.f_code.co_filename == __file__:
-        steps = steps.tb_next
-    text = "".join(traceback.format_exception(type(error), error, steps)).rstrip()
-    return _Failure(rank=rank, cause=cause, echo=_echo(error), when=now, details=f"\n\nrank {rank}: {text}")
-
-
-def _echo(error: BaseException) -> int:
-    """0 for a cause, 2 for what another rank's failure has caused, 1 for a RunError that does not show which it is."""
-    root = error
-    for _ in range(100):  # in case of a chain without end
-        root = root.__cause__ or root.__context__ or root
-    names = [base.__name__ for base in type(root).__mro__]  # torch itself may be what failed to import
-    lost = isinstance(root, (PeerError, ConnectionError)) or "/gloo/" in str(root) or "DistError" in names
-    if isinstance(error, RunError) and not isinstance(error, PeerError):
-        return 1 if lost or root is error else 0
-    return 2 if lost else 0
-
-
-def _in_words(problem: BaseException) -> str:
-    text = str(problem).strip()
-    return f"{type(problem).__name__}: {text.splitlines()[0]}" if text else type(problem).__name__
-
-
 # --- a process that is a rank already ---
 
 
@@ -549,7 +374,7 @@ def _join(
                 "it takes, raise timeout="
             ) from problem
         local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-        dist.init_process_group(_backend(backend, *local), store=store, rank=rank, world_size=ranks)
+        dist.init_process_group(choose_backend(backend, *local), store=store, rank=rank, world_size=ranks)
     result = fn(*args)  # if this fails, the group stays: taking it apart can block, and torchrun ends the process
     if mine and dist.is_initialized():
         dist.destroy_process_group()

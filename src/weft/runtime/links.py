@@ -83,13 +83,13 @@ class Outgoing:
         self.messages += 1
         self.bytes += size + sum(tensor.nbytes for tensor in tensors if self._nccl is not None)
 
-    def abort(self, reason: str, *, wait: timedelta) -> None:
+    def abort(self, reason: str) -> Work:
         """Tell the other end that this rank failed."""
         text = reason.encode()[: FIRST - 2 * ALIGNMENT]
         flat = torch.zeros(FIRST, dtype=torch.uint8)
         HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST)
         flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        self._isend(flat, LINE).wait(wait)
+        return self._isend(flat, LINE)
 
     def _describe(self, message: Message) -> tuple[int, bytes]:
         """The number of a message's description, and its text where the receiver does not know it yet."""
@@ -116,8 +116,8 @@ class Outgoing:
             self._capacity = max(self._capacity, size)
         self._capacities.append(self._capacity)
 
-    def _isend(self, flat: Tensor, tag: int) -> _Work:
-        return _Work(dist.isend(flat, self._target, group=self._group, tag=tag), flat)
+    def _isend(self, flat: Tensor, tag: int) -> Work:
+        return Work(dist.isend(flat, self._target, group=self._group, tag=tag), flat)
 
     def _finish(self) -> None:
         for work in self._sends.popleft():
@@ -133,7 +133,7 @@ class Incoming:
         self._pool = Pool()
         self._capacity = FIRST
         self._descriptions: dict[int, Description] = {}
-        self._posted: deque[_Work] = deque(self._irecv(FIRST, LINE) for _ in range(slots))
+        self._posted: deque[Work] = deque(self._irecv(FIRST, LINE) for _ in range(slots))
 
     @property
     def nbytes(self) -> int:
@@ -175,12 +175,12 @@ class Incoming:
             tensors.append(tensor)
         return Message((op, chunk, index), tensors, skeleton, [grad for *_, grad in parts], loss)
 
-    def _irecv(self, size: int, tag: int) -> _Work:
+    def _irecv(self, size: int, tag: int) -> Work:
         flat = self._pool.take(size)
-        return _Work(dist.irecv(flat, self._source, group=self._group, tag=tag), flat)
+        return Work(dist.irecv(flat, self._source, group=self._group, tag=tag), flat)
 
 
-class _Work:
+class Work:
     """A send or receive under way, with its memory."""
 
     def __init__(self, work: dist.Work | None, flat: Tensor) -> None:

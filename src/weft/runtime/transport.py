@@ -24,7 +24,7 @@ from weft.runtime.sums import AllReduce
 from weft.runtime.worker import Wait, Waits, Worker
 from weft.schedule import Schedule
 
-GRACE = timedelta(seconds=1)  # for the news of a failure to reach the neighbours
+GRACE = 500_000_000  # nanoseconds for the news of a failure to reach the neighbours
 
 
 class Transport(Protocol):
@@ -189,9 +189,14 @@ class Processes:
 
     def abort(self, reason: str) -> None:
         """Tell the neighbours, so that they stop with the cause in hand."""
+        end = monotonic_ns() + GRACE
+        works = []
         for link in self._outgoing.values():
             with contextlib.suppress(RuntimeError):  # it is gone, or will know by itself
-                link.abort(reason, wait=GRACE)
+                works.append(link.abort(reason))
+        for work in works:
+            with contextlib.suppress(RuntimeError):
+                work.wait(timedelta(microseconds=max(1000, (end - monotonic_ns()) // 1000)))
 
     def everyone(self, data: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
