@@ -30,18 +30,18 @@ class CutLayer(nn.Module):
 
     def __init__(self, starts: str) -> None:
         super().__init__()
-        self._weft: dict[bool, Part] = {}  # by mode
-        self._weft_starts = starts
+        self.weft_parts: dict[bool, Part] = {}  # by mode
+        self.weft_starts = starts
 
     def forward(self, carry: Any) -> Any:
-        part = self._weft.get(self.training)
+        part = self.weft_parts.get(self.training)
         if part is None:
             own, asked = ("evaluation", "training") if self.training else ("training", "evaluation")
             raise WeftError(
                 f"a model that was exported for {own} has no graph for {asked}; "
                 "give weft the model that it was made from"
             )
-        values = part.form.read(carry) if part.first else carry
+        values = part.reads.read(carry) if part.reads else carry
         if len(values) != part.carried:
             raise WeftError(
                 f"a layer takes what the layer before it returns in the same mode (values: {len(values)}, wanted: "
@@ -49,24 +49,25 @@ class CutLayer(nn.Module):
             )
         part.follow(values)
         results = part.code(*values, *(getattr(*place) for place in part.places), *part.constants)
-        return part.form.unflatten(results) if part.last else results
-
-    def hold(self, tensor: Tensor, name: str, *, persistent: bool) -> tuple[nn.Module, str]:
-        """Hang a parameter or buffer into the layer under its own name. Returns its owner and its name there."""
-        *path, leaf = name.split(".")
-        owner: nn.Module = self
-        for step in path:
-            if step not in dict(owner.named_children()):
-                setattr(owner, step, nn.Module())
-            owner = owner.get_submodule(step)
-        if isinstance(tensor, nn.Parameter):
-            setattr(owner, leaf, tensor)
-        else:
-            owner.register_buffer(leaf, tensor, persistent=persistent)
-        return owner, leaf
+        return part.writes.unflatten(results) if part.writes else results
 
     def extra_repr(self) -> str:
-        return f"from {self._weft_starts}" if self._weft_starts else ""
+        return f"from {self.weft_starts}" if self.weft_starts else ""
+
+
+def hold(layer: CutLayer, tensor: Tensor, name: str, persistent: bool) -> tuple[nn.Module, str]:
+    """Hang a parameter or buffer into a layer under its own name. Returns its owner and its name there."""
+    *path, leaf = name.split(".")
+    owner: nn.Module = layer
+    for step in path:
+        if step not in dict(owner.named_children()):
+            setattr(owner, step, nn.Module())
+        owner = owner.get_submodule(step)
+    if isinstance(tensor, nn.Parameter):
+        setattr(owner, leaf, tensor)
+    else:
+        owner.register_buffer(leaf, tensor, persistent=persistent)
+    return owner, leaf
 
 
 @dataclass(kw_only=True)
@@ -78,9 +79,8 @@ class Part:
     places: list[tuple[nn.Module, str]]
     constants: list[Tensor]
     device: torch.device | None
-    form: Form
-    first: bool
-    last: bool
+    reads: Form | None  # of the first layer
+    writes: Form | None  # of the last layer
 
     def follow(self, values: Iterable[Any]) -> None:
         """Go where the inputs are: the graph names the device that the example was on."""
@@ -109,6 +109,9 @@ class Form:
     guards: list[nn.Module]  # what torch.export assumes of sizes
     flatten: Callable[[Call], list[Any]]
     unflatten: Callable[[Any], Any]
+
+    def __deepcopy__(self, _: Any) -> Form:
+        return self  # never changes, and torch.export's own forms warn when they are copied
 
     def read(self, inputs: Any) -> list[Any]:
         """The inputs as the graph takes them."""

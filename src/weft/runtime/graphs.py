@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from weft.errors import WeftError
-from weft.runtime.cutlayer import Call, CutLayer, Form, Input, Part
+from weft.runtime.cutlayer import Call, CutLayer, Form, Input, Part, hold
 
 # The mark's name is that of the submodule it stands before.
 torch.library.define("weft::cut", "(str name) -> ()")
@@ -140,7 +140,7 @@ def take_apart(forwards: Mapping[bool, Forward]) -> list[CutLayer]:
     cuts = {mode: _Cut(forward, place) for mode, forward in forwards.items()}
     layers = [CutLayer(names[segment]) for segment in starts]
     for number, layer in enumerate(layers):
-        layer._weft |= {mode: one.part(number, layer) for mode, one in cuts.items()}
+        layer.weft_parts |= {mode: one.part(number, layer) for mode, one in cuts.items()}
     return layers
 
 
@@ -186,36 +186,40 @@ class _Cut:
     def part(self, number: int, layer: CutLayer) -> Part:
         """What a layer does in this mode. The layer is given the parameters and buffers for it."""
         whole, names, last = self.forward.whole, self.forward.names, number == self.layers - 1
-        carried = self.carry(number)
-        nodes = [node for node in self.nodes if self.home[node] == number and node.op == "call_function"]
-        results = whole.graph.output_node().args[0] if last else tuple(self.carry(number + 1))
+        carried, graph = self.carry(number), fx.Graph()
+        nodes = [node for node in self.nodes if self.home[node] == number and node.op in ("call_function", "output")]
         sources = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source.op == "get_attr")
-        read = {source: operator.attrgetter(str(source.target))(whole) for source in sources}
-        bodies = {str(node.target): value for node, value in read.items() if not isinstance(value, Tensor)}
-        tensors = {id(value): value for value in read.values() if isinstance(value, Tensor)}  # a tied one is held once
-        held = {one: tensor for one, tensor in tensors.items() if one in names}
-        constants = {one: tensor for one, tensor in tensors.items() if one not in names}
-
-        graph = fx.Graph()
-        values = {node: graph.placeholder(node.name) for node in carried}
-        given = {one: graph.placeholder("tensor") for one in (*held, *constants)}
-        values |= {node: given[id(value)] for node, value in read.items() if id(value) in given}
+        attributes = {source: operator.attrgetter(str(source.target))(whole) for source in sources}
+        bodies = {str(node.target): value for node, value in attributes.items() if not isinstance(value, Tensor)}
+        places: list[tuple[nn.Module, str]] = []
+        constants: list[Tensor] = []
+        held: dict[int, fx.Node] = {}  # by identity: a tied tensor is held once
+        values: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in carried}
+        for node, value in sorted(attributes.items(), key=lambda item: id(item[1]) not in names):
+            if isinstance(value, Tensor) and id(value) not in held:
+                held[id(value)] = graph.placeholder(node.name)
+                if id(value) in names:
+                    places.append(hold(layer, value, *names[id(value)]))
+                else:
+                    constants.append(value)
+        values |= {node: held[id(value)] for node, value in attributes.items() if id(value) in held}
         for node in self._written(number, carried):
             values[node] = graph.call_method("clone", (values[node],))
-        for node in (*(one for one in read if one not in values), *nodes):
-            values[node] = graph.node_copy(node, values.__getitem__)
+        for node in (*(one for one in attributes if one not in values), *nodes):
+            if node.op != "output":
+                values[node] = graph.node_copy(node, values.__getitem__)
+        results = whole.graph.output_node().args[0] if last else tuple(self.carry(number + 1))
         graph.output(fx.map_arg(results, values.__getitem__))
         for node in graph.nodes:
             node.meta = {}  # holds tensors without data, and the history of the whole model
         return Part(
             code=fx.GraphModule(bodies, graph),
             carried=len(carried),
-            places=[layer.hold(tensor, names[one][0], persistent=names[one][1]) for one, tensor in held.items()],
-            constants=list(constants.values()),
+            places=places,
+            constants=constants,
             device=next((value.device for node in carried if isinstance(value := node.meta.get("val"), Tensor)), None),
-            form=self.forward.form,
-            first=number == 0,
-            last=last,
+            reads=self.forward.form if number == 0 else None,
+            writes=self.forward.form if last else None,
         )
 
     def _written(self, number: int, carried: Sequence[fx.Node]) -> list[fx.Node]:
@@ -239,14 +243,14 @@ def operator_name(node: fx.Node) -> str:
 
 def _in_place(node: fx.Node) -> bool:
     name = operator_name(node)
-    return name.endswith("_") and not name.endswith("__") and bool(node.all_input_nodes)
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _has_no_memory(node: fx.Node) -> bool:
     """Whether a node returns its first argument or a view of it."""
     if node.target is operator.getitem or ("dropout" in operator_name(node) and node.args[2] is False):
         return True
-    return _in_place(node) or (getattr(node.target, "is_view", False) and bool(node.all_input_nodes))
+    return _in_place(node) or getattr(node.target, "is_view", False)
 
 
 def _writes(node: fx.Node) -> list[fx.Node]:
