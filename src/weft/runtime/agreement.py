@@ -15,8 +15,16 @@ SAMPLES = 257  # elements of a tensor that are looked at
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> list[list[Any]]:
-    """Name, shape, dtype and a digest of some elements of every tensor of a model."""
-    return [[name, list(tensor.shape), str(tensor.dtype), _digest(tensor)] for name, tensor in state.items()]
+    """Name, form and a digest of some elements of every tensor of a model."""
+    first: dict[int, str] = {}
+    return [
+        [name, _form(tensor, first.setdefault(id(tensor), name)), _digest(tensor)] for name, tensor in state.items()
+    ]
+
+
+def _form(tensor: Tensor, first: str) -> str:
+    trained = "trained" if tensor.requires_grad else "not trained"
+    return f"{tuple(tensor.shape)}, {tensor.dtype}, {trained}, held as {first}"
 
 
 def _digest(tensor: Tensor) -> str:
@@ -37,13 +45,13 @@ def check(everyone: Sequence[Mapping[str, Any]]) -> None:
                     f"all ranks need the same {setting} (rank 0: {value}, rank {rank}: "
                     f"{other['settings'].get(setting)}); build the pipeline with the same arguments everywhere"
                 )
-        if [one[:3] for one in other["model"]] != [one[:3] for one in first["model"]]:
+        if [one[:2] for one in other["model"]] != [one[:2] for one in first["model"]]:
             raise WeftError(
                 f"all ranks need the same model; rank {rank}'s differs from rank 0's: "
                 f"{_difference(first['model'], other['model'])}; build it from the same code and settings everywhere"
             )
         for mine, its in zip(first["model"], other["model"], strict=True):
-            if mine[3] != its[3]:
+            if mine[2] != its[2]:
                 raise WeftError(
                     f"all ranks need the same model; the values of {mine[0]} on rank {rank} differ from rank 0's; "
                     "call torch.manual_seed with the same number on every rank before building it"
@@ -53,5 +61,5 @@ def check(everyone: Sequence[Mapping[str, Any]]) -> None:
 def _difference(first: list[list[Any]], other: list[list[Any]]) -> str:
     if len(first) != len(other):
         return f"{len(other)} tensors instead of {len(first)}"
-    mine, its = next((a, b) for a, b in zip(first, other, strict=True) if a[:3] != b[:3])
-    return f"{its[0]} {tuple(its[1])} {its[2]} instead of {mine[0]} {tuple(mine[1])} {mine[2]}"
+    mine, its = next((a, b) for a, b in zip(first, other, strict=True) if a[:2] != b[:2])
+    return f"{its[0]} ({its[1]}) instead of {mine[0]} ({mine[1]})"

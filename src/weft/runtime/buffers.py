@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64  # as torch's own allocations: kernels may choose another order of additions for others
-_UNUSED = 2  # references to an array that only the pool holds: its list's, and the argument of getrefcount
+_PROBE = [np.empty(0)]
+_UNUSED = sys.getrefcount(_PROBE[0])  # references to what only a list holds, asked for in this very way
 
 
 def aligned(size: int) -> int:
@@ -47,7 +48,8 @@ class Pool:
     @property
     def unused_bytes(self) -> int:
         """Of buffers that nothing holds at the moment."""
-        return sum(array.nbytes for array in self._arrays if sys.getrefcount(array) == _UNUSED + 1)
+        arrays = self._arrays
+        return sum(arrays[at].nbytes for at in range(len(arrays)) if sys.getrefcount(arrays[at]) == _UNUSED)
 
 
 def _array(size: int) -> npt.NDArray[np.uint8]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from weft.errors import WeftError
 from weft.runtime.layers import call, tensors_of
 from weft.runtime.nest import flatten, over
-from weft.runtime.parameters import ParameterSet
+from weft.runtime.parameters import ParameterSet, Place
 from weft.runtime.randomness import Seeds, mix
 from weft.runtime.split import SplitBackward
 
@@ -45,15 +45,25 @@ class Flight:
     """A micro-batch between its forward and its backward."""
 
     minibatch: int
-    sample: int  # number of the micro-batch within its mini-batch, over all replicas
+    microbatch: int  # its number within the mini-batch, over all replicas
     target: Any
-    versions: list[int]  # of each parameter set
-    given: Any  # what the forward was given, for a recompute
+    given: Any  # what the forward is given; kept for a recompute
+    versions: list[int] = field(default_factory=list)  # of each parameter set
+    buffers: dict[Place, Tensor] = field(default_factory=dict)  # as the forward found those that it changed
     inputs: list[Tensor] = field(default_factory=list)  # leaves of the graph that owe a gradient
     outputs: list[Tensor] = field(default_factory=list)  # roots of the graph
     loss: float = float("nan")
     nbytes: int = 0  # that it holds
+    rebuilt: int = 0  # that it holds beyond those while its backward runs, after a recompute
     split: SplitBackward | None = None
+
+
+class _Known(NamedTuple):
+    """What was found out about micro-batches of some shapes."""
+
+    held: int  # bytes between forward and backward
+    rebuilt: int  # bytes that a recompute adds to them
+    wants: list[bool]  # outputs that want a gradient
 
 
 @dataclass(kw_only=True)
@@ -70,74 +80,88 @@ class Chunk:
     flights: dict[int, Flight] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        first = self.layers[0].modules()
-        self._copies_input = any(getattr(module, "inplace", False) is True for module in first)
-        self._changing: set[tuple[nn.Module, str]] = set()  # buffers that a forward changes
-        self._known: dict[Shapes, tuple[int, list[bool]]] = {}  # bytes of a micro-batch, outputs that want gradients
+        modules = [module for layer in self.layers for module in layer.modules()]
+        self._copies_input = any(getattr(module, "inplace", False) is True for module in modules)
+        self._changing: set[Place] = set()  # buffers that a forward changes
+        self._known: dict[Shapes, _Known] = {}
 
     # Forward
 
-    def forward(
-        self, index: int, given: Any, *, minibatch: int, sample: int, target: Any, versions: list[int]
-    ) -> tuple[Any, list[bool]]:
+    def forward(self, index: int, flight: Flight) -> tuple[Any, list[bool]]:
         """Run a micro-batch forward; its output, and for each tensor of it whether it wants a gradient.
 
         In the last chunk the output is the loss.
         """
-        for one, version in zip(self.sets, versions, strict=True):
+        for one, version in zip(self.sets, flight.versions, strict=True):
             one.install(version)
-        leaves = flatten(given)[0]
-        shapes = tuple((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves)
-        flight = Flight(minibatch=minibatch, sample=sample, target=target, versions=versions, given=given)
+        leaves = flatten(flight.given)[0]
         flight.inputs = [leaf for leaf in leaves if leaf.requires_grad]
-        before = [leaf._version for leaf in leaves]
-        if shapes in self._known:
-            with torch.no_grad() if self.recompute else contextlib.nullcontext():
-                output = self._run(given, minibatch, sample, target)
+        shapes = tuple((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves)
+        if self.recompute:
+            output = self._run_for_later(flight, leaves, shapes)
+            wants = self._known[shapes].wants
+        elif shapes in self._known:
+            output = self._run(flight)
         else:
-            output = self._get_to_know(flight, shapes, leaves)
-        if self.recompute and before != [leaf._version for leaf in leaves]:
-            raise WeftError(
-                f"chunk {self.number} changes its input in place, so it can't be computed again; "
-                "give it recompute=False, or cut the model elsewhere"
-            )
-        outputs = flatten(output)[0]
-        flight.nbytes, wants = self._known[shapes]
+            output = self._run_and_count(flight, leaves, shapes)
         if not self.recompute:
-            flight.given = None
+            outputs = flatten(output)[0]
+            wants = [tensor.requires_grad for tensor in outputs]
             flight.outputs = [tensor for tensor in outputs if tensor.requires_grad]
+            flight.given = flight.target = None
+        flight.nbytes, flight.rebuilt = self._known[shapes].held, self._known[shapes].rebuilt
         if self.last:
             flight.loss = output.item()
         self.flights[index] = flight
         return output, wants
 
-    def _get_to_know(self, flight: Flight, shapes: Shapes, leaves: list[Tensor]) -> Any:
+    def _run_and_count(self, flight: Flight, leaves: list[Tensor], shapes: Shapes) -> Any:
         """The first micro-batch of some shapes: count what it holds, which takes too long for every one."""
         saved: set[tuple[int, int]] = set()
-        before = {where: buffer.clone() for where, buffer in self._buffers().items()} if self.recompute else {}
         with _counting(saved):
-            output = self._run(flight.given, flight.minibatch, flight.sample, flight.target)
-        self._changing |= {where for where, old in before.items() if not torch.equal(old, getattr(*where))}
+            output = self._run(flight)
         outputs = flatten(output)[0]
-        held = leaves if self.recompute else [*leaves, *(tensor for tensor in outputs if tensor.requires_grad)]
-        self._known[shapes] = (
-            self._count(set() if self.recompute else saved, held),
-            [tensor.requires_grad for tensor in outputs],
-        )
-        return over(Tensor.detach, output) if self.recompute else output
+        whole = self._count(saved, [*leaves, *(tensor for tensor in outputs if tensor.requires_grad)])
+        held = self._count(set(), leaves) if self.recompute else whole
+        self._known[shapes] = _Known(held, whole - held, [tensor.requires_grad for tensor in outputs])
+        return output
 
-    def _run(self, given: Any, minibatch: int, sample: int, target: Any) -> Any:
+    def _run_for_later(self, flight: Flight, leaves: list[Tensor], shapes: Shapes) -> Any:
+        """A forward that is run again for its backward: note what it changes, and keep that as it was."""
+        inputs = [leaf._version for leaf in leaves]
+        first = shapes not in self._known
+        buffers = self._buffers()
+        before = {where: buffers[where].clone() for where in (buffers if first else self._changing)}
+        versions = {where: (id(buffer), buffer._version) for where, buffer in buffers.items()}
+        if first:
+            output = over(Tensor.detach, self._run_and_count(flight, leaves, shapes))
+            changed = {where for where, old in before.items() if not torch.equal(old, getattr(*where))}
+        else:
+            with torch.no_grad():
+                output = self._run(flight)
+            now = self._buffers()
+            changed = {where for where, old in versions.items() if (id(now[where]), now[where]._version) != old}
+        self._changing |= changed
+        flight.buffers = {where: before[where] for where in self._changing if where in before}
+        if inputs != [leaf._version for leaf in leaves]:
+            raise WeftError(
+                f"chunk {self.number} changes its input in place, so it can't be computed again; "
+                "give it recompute=False, or cut the model elsewhere"
+            )
+        return output
+
+    def _run(self, flight: Flight) -> Any:
         """All layers one after the other; in the last chunk, the loss too."""
-        how = self.how
-        value = over(torch.clone, given) if self._copies_input else given
+        how, place = self.how, (self.how.seed, flight.minibatch, flight.microbatch)
+        value = over(torch.clone, flight.given) if self._copies_input else flight.given
         with how.autocast():
             for number, layer in enumerate(self.layers, self.first_layer):
-                how.seeds.set(mix(how.seed, minibatch, sample, number))
+                how.seeds.set(mix(*place, number))
                 value = call(layer, value)
             if not self.last:
                 return value
-            how.seeds.set(mix(how.seed, minibatch, sample, how.layers))
-            loss = how.loss_fn(value, target)
+            how.seeds.set(mix(*place, how.layers))
+            loss = how.loss_fn(value, flight.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise WeftError(f"loss_fn must return one floating-point number, the mean loss (got {got}); take its mean")
@@ -146,7 +170,7 @@ class Chunk:
     @torch.no_grad()
     def evaluate(self, given: Any, target: Any) -> Any:
         """Forward only, at the newest weights; the loss in the last chunk."""
-        return self._run(given, -1, 0, target)
+        return self._run(Flight(minibatch=-1, microbatch=0, target=target, given=given))
 
     # Backward
 
@@ -184,8 +208,8 @@ class Chunk:
         if self.recompute:
             for one, version in zip(self.sets, flight.versions, strict=True):
                 one.install(version)
-            with self._unchanged_buffers():
-                output = self._run(flight.given, flight.minibatch, flight.sample, flight.target)
+            with self._buffers_of(flight):
+                output = self._run(flight)
             flight.outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
         return leaves
 
@@ -197,20 +221,27 @@ class Chunk:
                 raise WeftError("the loss depends on no parameter that needs a gradient; let loss_fn use the output")
             share = 1 / self.how.microbatches
             return flight.outputs, [torch.full_like(output, share) for output in flight.outputs]
+        if len(flight.outputs) != len(gradients):
+            raise WeftError(
+                f"chunk {self.number} is computed again with {len(flight.outputs)} outputs that want a gradient, after "
+                f"{len(gradients)} the first time; let it not depend on chance, or give it recompute=False"
+            )
         wanted = [(o, g) for o, g in zip(flight.outputs, gradients, strict=True) if g is not None]
         return [output for output, _ in wanted], [gradient for _, gradient in wanted]
 
     @contextlib.contextmanager
-    def _unchanged_buffers(self) -> Iterator[None]:
-        """A forward that runs a second time leaves running statistics as they are: it works on a copy of them."""
+    def _buffers_of(self, flight: Flight) -> Iterator[None]:
+        """Let a forward that runs again find what it found the first time, and leave no second trace."""
         kept = {where: getattr(*where) for where in self._changing}
-        for where, buffer in kept.items():
-            setattr(*where, buffer.clone())
-        yield
-        for where, buffer in kept.items():
-            setattr(*where, buffer)
+        try:
+            for where, buffer in kept.items():
+                setattr(*where, flight.buffers.get(where, buffer.clone()))
+            yield
+        finally:
+            for where, buffer in kept.items():
+                setattr(*where, buffer)
 
-    def _buffers(self) -> dict[tuple[nn.Module, str], Tensor]:
+    def _buffers(self) -> dict[Place, Tensor]:
         return {
             (owner, name): tensor
             for layer in self.layers

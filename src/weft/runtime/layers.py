@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -67,9 +68,14 @@ def call(layer: nn.Module, value: Any) -> Any:
     return layer(value)
 
 
+_known: WeakKeyDictionary[nn.Module, dict[str, inspect.Parameter]] = WeakKeyDictionary()
+
+
 def _arguments(layer: nn.Module) -> dict[str, inspect.Parameter]:
-    forward = inspect.signature(layer.forward)
-    return {name: one for name, one in forward.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    if layer not in _known:
+        forward = inspect.signature(layer.forward)
+        _known[layer] = {name: one for name, one in forward.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    return _known[layer]
 
 
 def _takes_several(layer: nn.Module) -> bool:

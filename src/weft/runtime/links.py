@@ -15,9 +15,11 @@ link's own, whose stream no other link can block.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections import deque
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -39,6 +41,10 @@ MOST_DESCRIPTIONS = 256
 Description: TypeAlias = "tuple[Any, ...]"  # skeleton, then (dtype, shape, wants a gradient) of each tensor
 
 
+class Lost(RuntimeError):
+    """A message could not be sent or received: the other end is gone, or too late."""
+
+
 class Outgoing:
     """The sending end of a link."""
 
@@ -51,8 +57,6 @@ class Outgoing:
         self._capacity = FIRST
         self._descriptions: dict[Description, int] = {}
         self._next_description = 0
-        self.messages = 0
-        self.bytes = 0
 
     @property
     def nbytes(self) -> int:
@@ -80,8 +84,6 @@ class Outgoing:
             payload = [tensor.detach().contiguous() for tensor in tensors]
             works = [dist.isend(tensor, self._target, group=self._nccl) for tensor in payload]
             self._sends[-1] = (*self._sends[-1], *works, *payload)
-        self.messages += 1
-        self.bytes += size + sum(tensor.nbytes for tensor in tensors if self._nccl is not None)
 
     def abort(self, reason: str) -> Work:
         """Tell the other end that this rank failed."""
@@ -117,7 +119,7 @@ class Outgoing:
         self._capacities.append(self._capacity)
 
     def _isend(self, flat: Tensor, tag: int) -> Work:
-        return Work(dist.isend(flat, self._target, group=self._group, tag=tag), flat)
+        return Work(lambda: dist.isend(flat, self._target, group=self._group, tag=tag), flat)
 
     def _finish(self) -> None:
         for work in self._sends.popleft():
@@ -177,18 +179,29 @@ class Incoming:
 
     def _irecv(self, size: int, tag: int) -> Work:
         flat = self._pool.take(size)
-        return Work(dist.irecv(flat, self._source, group=self._group, tag=tag), flat)
+        return Work(lambda: dist.irecv(flat, self._source, group=self._group, tag=tag), flat)
 
 
 class Work:
     """A send or receive under way, with its memory."""
 
-    def __init__(self, work: dist.Work | None, flat: Tensor) -> None:
-        assert work is not None
-        self._work, self.flat = work, flat
+    def __init__(self, begin: Callable[[], dist.Work | None], flat: Tensor) -> None:
+        self.flat = flat
+        with _losing():
+            self._work = begin()
 
     def wait(self, longest: timedelta) -> None:
-        self._work.wait(longest)
+        assert self._work is not None
+        with _losing():
+            self._work.wait(longest)
+
+
+@contextlib.contextmanager
+def _losing() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as problem:
+        raise Lost(str(problem)) from problem
 
 
 def _view(flat: Tensor, start: int, dtype: torch.dtype, shape: Any) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from weft.runtime.nest import Skeleton, flatten, unflatten
@@ -30,6 +31,14 @@ class Message:
     def of(key: Key, value: Any, *, grads: Sequence[bool] | None = None, loss: float = NO_LOSS) -> Message:
         tensors, skeleton = flatten(value)
         return Message(key, tensors, skeleton, [False] * len(tensors) if grads is None else grads, loss)
+
+    def apart(self) -> Message:
+        """As it would arrive by a link: what the taker does to it in place stays unknown to the sender."""
+        tensors = [
+            tensor.detach().contiguous() if grad else tensor.detach().clone(memory_format=torch.contiguous_format)
+            for tensor, grad in zip(self.tensors, self.grads, strict=True)
+        ]
+        return Message(self.key, tensors, self.skeleton, self.grads, self.loss)
 
     def open(self) -> Any:
         """The nest, with leaves of this chunk's own autograd graph where a gradient is wanted in return."""

@@ -21,6 +21,7 @@ class Meter:
     waiting: int = 0
     updating: int = 0
     actions: int = 0
+    updates: int = 0  # of parameter sets
     messages: int = 0
     message_bytes: int = 0
     held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
@@ -57,6 +58,10 @@ class Meter:
         """An update that was put off is made."""
         self._begun = monotonic_ns()
         self.updating += self._begun - start
+
+    def resume(self) -> None:
+        """Time that passed outside of the engine is nobody's."""
+        self._begun = monotonic_ns()
 
     def wait_over(self) -> None:
         """Waiting that no action came after."""

@@ -23,7 +23,7 @@ Place: TypeAlias = "tuple[nn.Module, str]"
 
 
 class ParameterSet:
-    """Some parameters of one chunk, with one optimizer."""
+    """Some parameters of one chunk, with one optimizer; a chunk without parameters has a set of none."""
 
     def __init__(
         self,
@@ -36,11 +36,13 @@ class ParameterSet:
     ) -> None:
         self.names, self.places = list(names), places
         live = [getattr(*where[0]) for where in places]
-        self.optimizer = _optimizer(optimizer, live)
-        self.lr_scheduler = None if lr_scheduler is None else lr_scheduler(self.optimizer)
+        for parameter in live:
+            parameter.grad = None  # whatever was done with the model before
+        self.optimizer = _optimizer(optimizer, live) if live else None
+        self.lr_scheduler = _lr_scheduler(lr_scheduler, self.optimizer)
         self.versions = Versions(live, stashes=stashes)
         self._installed: list[Parameter] = live
-        self._collecting = live  # the leaves that gradients are summed in
+        self._collecting = self.versions.read(0)  # the leaves that gradients are summed in
         self.install(0)
 
     def install(self, version: int) -> None:
@@ -81,7 +83,8 @@ class ParameterSet:
         live = self.versions.live
         for parameter, gradient in zip(live, gradients, strict=True):
             parameter.grad = gradient
-        self.optimizer.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
         for parameter in live:
             parameter.grad = None
         if self.lr_scheduler is not None:
@@ -94,11 +97,19 @@ class ParameterSet:
     @property
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's own state."""
-        return sum(_bytes(state) for state in self.optimizer.state.values())
+        return 0 if self.optimizer is None else sum(_bytes(state) for state in self.optimizer.state.values())
 
     @property
     def gradient_bytes(self) -> int:
-        return sum(leaf.grad.nbytes for leaf in self._collecting if leaf.grad is not None)
+        return sum(gradient_bytes(leaf.grad) for leaf in self._collecting)
+
+
+def gradient_bytes(gradient: Tensor | None) -> int:
+    if gradient is None:
+        return 0
+    if gradient.is_sparse:
+        return gradient._indices().nbytes + gradient._values().nbytes
+    return gradient.nbytes
 
 
 def _bytes(state: Any) -> int:
@@ -125,3 +136,18 @@ def _optimizer(make: OptimizerMaker, live: list[Parameter]) -> torch.optim.Optim
             f"(given: {len(known)}, held: {len(held)}); build it from the function's argument"
         )
     return optimizer
+
+
+def _lr_scheduler(
+    make: SchedulerMaker | None, optimizer: torch.optim.Optimizer | None
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    if make is None or optimizer is None:
+        return None
+    scheduler = make(optimizer)
+    known = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
+    if not known or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise WeftError(
+            "lr_scheduler is a function from an optimizer to a scheduler that steps once an update, without a metric "
+            f"(got {type(scheduler).__name__} from it); use one such as torch.optim.lr_scheduler.LambdaLR"
+        )
+    return scheduler

@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from weft.errors import RunError, WeftError
-from weft.runtime import agreement, setup
+from weft.runtime import agreement, choices
 from weft.runtime.balance import chunk_layers
 from weft.runtime.chunk import How, LossFunction
+from weft.runtime.groups import settler_for
 from weft.runtime.layers import model_of
 from weft.runtime.nest import batch_size, over, pieces
 from weft.runtime.parameters import OptimizerMaker, SchedulerMaker
 from weft.runtime.randomness import Seeds
 from weft.runtime.report import Report, measured_timeline, packed
 from weft.runtime.settlement import Settler
-from weft.runtime.stage import Built, build, own_layers, plan
+from weft.runtime.stage import Built, build, own_layers, plan, without_weights
 from weft.runtime.worker import Waits, Worker
 from weft.schedule import Schedule, Timeline, lower, write_csv
 from weft.schedule.verify import verify_program
@@ -66,17 +68,19 @@ class Pipeline:
         device: str | torch.device | None = None,
         predict: Mapping[str, Any] | None = None,
     ) -> None:
-        setup.check_choices(precision=precision, nan=nan, clip_norm=clip_norm, deadline=deadline, seed=seed)
+        choices.check_choices(
+            loss_fn=loss_fn, precision=precision, nan=nan, clip_norm=clip_norm, deadline=deadline, seed=seed
+        )
         if predict is not None:
             raise WeftError("predict= is for schedules that predict weights, which the runtime does not run yet")
         self.replicas = replicas
-        self.schedule = setup.schedule_for(schedule, stages, microbatches, replicas)
-        self._program = setup.runnable(lower(self.schedule))
+        self.schedule = choices.schedule_for(schedule, stages, microbatches, replicas)
+        self._program = choices.runnable(lower(self.schedule))
         slots = verify_program(self._program).slots + 1  # one more, so that a sender need not wait for the reader
         whole = model_of(model, cut=cut, example=example)
-        recomputed = setup.each_chunk(recompute, self.schedule.chunks)
-        device_here = setup.device_for(device)
-        self._transport = setup.transport_for(self.schedule, slots=slots, deadline=deadline, device=device_here)
+        recomputed = choices.each_chunk(recompute, self.schedule.chunks)
+        device_here = choices.device_for(device)
+        self._transport = choices.transport_for(self.schedule, slots=slots, deadline=deadline, device=device_here)
         counts = chunk_layers(balance, whole.layers, self.schedule.chunks, example=example)
         counts = self._transport.everyone(counts)[0]  # measured times differ, so rank 0's decide
         self.balance = tuple(counts)
@@ -100,7 +104,7 @@ class Pipeline:
             precision=torch.bfloat16 if precision == "bf16" else None,
             device=device_here,
         )
-        here = setup.local_chunks(self.schedule, replicas)
+        here = choices.local_chunks(self.schedule, replicas)
         self._built: dict[tuple[int, int], Built] = {
             (replica, chunk): build(
                 self._plan,
@@ -113,10 +117,12 @@ class Pipeline:
             )
             for (replica, chunk), layers in zip(here, own_layers(self._plan, [chunk for _, chunk in here]), strict=True)
         }
-        settler = setup.settler_for(
+        settler = settler_for(
             self._program, set(here), self._plan.sets, self._transport, replicas=replicas, clip_norm=clip_norm
         )
+        self._close = settler.sums.close
         self._make_workers(settler, skip_nan=nan == "skip")
+        self._plan = without_weights(self._plan)
         self._fed = 0  # mini-batches since the last flush
         self._broken: str | None = None
 
@@ -146,11 +152,8 @@ class Pipeline:
         Only ranks that need inputs (the first chunk's) or targets (the last one's) use them.
         """
 
-        def work(worker: Worker) -> Waits:
-            self._feed(worker, inputs, targets, even=True)
-            yield from worker.cycle(self._fed)
-
-        self._run(work)
+        self._feed(inputs, targets, even=True)
+        self._run(lambda worker: worker.cycle(self._fed))
         self._fed += 1
         return self._result()
 
@@ -171,43 +174,61 @@ class Pipeline:
         losses: list[tuple[float, int]] = []
         with self._evaluating():
             for inputs, targets in loader:
-
-                def work(worker: Worker, inputs: Any = inputs, targets: Any = targets) -> Waits:
-                    self._feed(worker, inputs, targets, even=False)
-                    yield from worker.evaluate(losses)
-
-                self._run(work)
+                self._feed(inputs, targets, even=False)
+                self._run(lambda worker: worker.evaluate(losses))
         sums = [sum(loss * samples for loss, samples in losses), sum(samples for _, samples in losses)]
         total, samples = (sum(one) for one in zip(*self._transport.everyone(sums), strict=True))
         if not samples:
             raise WeftError("evaluate needs at least one sample (got none from the loader)")
         return float(total / samples)
 
-    def _feed(self, worker: Worker, inputs: Any, targets: Any, *, even: bool) -> None:
-        """Cut a batch into micro-batches, and keep what this rank needs of it."""
-        for chunk, given, what, room in (
-            (0, inputs, "inputs", worker.inputs),
-            (self.schedule.chunks - 1, targets, "targets", worker.targets),
-        ):
-            if chunk not in worker.chunks:
-                continue
-            if given is None:
-                raise WeftError(f"rank {worker.number} holds chunk {chunk} and needs {what} (got None)")
-            m, replicas = self.schedule.microbatches, self.replicas
-            samples = batch_size(given, what=what)
-            if even and (samples == 0 or samples % (m * replicas)):
-                parts = f"{m} micro-batches" + (f" x {replicas} replicas" if replicas > 1 else "")
-                raise WeftError(
-                    f"a mini-batch is cut into equal micro-batches (samples: {samples}, {parts}); "
-                    f"use a multiple of {m * replicas} samples"
-                )
-            first = m * (self._fed if even else 0)
-            for number, piece in enumerate(pieces(given, m * replicas)[worker.replica * m :][:m]):
-                room[first + number] = over(lambda tensor: tensor.detach().to(self._how.device), piece)
+    def _feed(self, inputs: Any, targets: Any, *, even: bool) -> None:
+        """Cut a batch into micro-batches, and give each rank what it needs of it."""
+        self._check_whole()
+        try:
+            pieces_of = {
+                "inputs": self._pieces(inputs, 0, "inputs", even=even),
+                "targets": self._pieces(targets, self.schedule.chunks - 1, "targets", even=even),
+            }
+        except WeftError as problem:
+            if self._transport.abort(str(problem)):
+                self._broken = str(problem)
+            raise
+        m, first = self.schedule.microbatches, self.schedule.microbatches * self._fed if even else 0
+        for worker in self._transport.workers:
+            for what, chunk in (("inputs", 0), ("targets", self.schedule.chunks - 1)):
+                if chunk in worker.chunks:
+                    mine = pieces_of[what][worker.replica * m :][:m]
+                    getattr(worker, what).update(zip(range(first, first + m), mine, strict=True))
 
-    def _run(self, work: Callable[[Worker], Waits]) -> None:
+    def _pieces(self, given: Any, chunk: int, what: str, *, even: bool) -> list[Any]:
+        """The micro-batches of inputs or targets, for all replicas, if the chunk that needs them is here."""
+        holders = [worker.number for worker in self._transport.workers if chunk in worker.chunks]
+        if not holders:
+            return []
+        if given is None:
+            raise WeftError(f"rank {holders[0]} holds chunk {chunk} and needs {what} (got None)")
+        m, replicas = self.schedule.microbatches, self.replicas
+        samples = batch_size(given, what=what)
+        if even and (samples == 0 or samples % (m * replicas)):
+            parts = f"{m} micro-batches" + (f" x {replicas} replicas" if replicas > 1 else "")
+            raise WeftError(
+                f"a mini-batch is cut into equal micro-batches (samples of the {what}: {samples}, {parts}); "
+                f"use a multiple of {m * replicas} samples"
+            )
+        # Asynchronous pipelines still read a batch in later steps, when its owner may have filled it anew.
+        keep = self._program.drain > 0 and even
+        move = partial(Tensor.to, device=self._how.device, copy=keep)
+        return [over(lambda tensor: move(tensor.detach()), piece) for piece in pieces(given, m * replicas)]
+
+    def _check_whole(self) -> None:
         if self._broken is not None:
             raise RunError(f"this pipeline broke before ({self._broken}); build a new one")
+        if torch.is_autocast_enabled(self._how.device.type):
+            raise WeftError('autocast around a step would keep its casts of old weights; use precision="bf16" instead')
+
+    def _run(self, work: Callable[[Worker], Waits]) -> None:
+        self._check_whole()
         self._how.seeds.remember()
         try:
             self._transport.run(work)
@@ -238,6 +259,21 @@ class Pipeline:
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
+
+    def close(self) -> None:
+        """Let go of threads and connections; every rank does it. A pipeline in a `with` does it at the end."""
+        if self._broken is None:
+            self.flush()
+            self._broken = "it is closed"
+            self._close()
+            self._transport.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: Any) -> None:
+        if kind is None:
+            self.close()
 
     # State
 
@@ -276,6 +312,9 @@ class Pipeline:
                     f"{name} has another shape (model: {tuple(tensor.shape)}, state: {tuple(state[name].shape)}); "
                     "give this model's state_dict"
                 )
+        for name, tensor in known.items():
+            if name not in self._plan.homes:  # no layer uses it
+                tensor.detach().copy_(state[name])
         for built in self._built.values():
             for name in built.state:
                 if name in known:
@@ -287,7 +326,7 @@ class Pipeline:
         """What every rank did with its time and memory so far; every rank has to ask for it."""
         mine = []
         for worker in self._transport.workers:
-            worker.meter.hold(buffers=self._transport.nbytes(worker.number))
+            worker.count(self._transport.nbytes(worker.number))
             mine.append({"rank": worker.number} | worker.meter.as_dict())
         ranks = [one for part in self._transport.everyone(mine) for one in part]
         return Report(schedule=self.schedule, replicas=self.replicas, ranks=tuple(ranks))

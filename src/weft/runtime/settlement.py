@@ -6,13 +6,14 @@ read for the first time. What is read late enough (a delay of one, or other chun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from weft.errors import WeftError
 from weft.runtime.parameters import Gradients
 from weft.runtime.sums import Group, Member, Parts, Sums
 
@@ -22,6 +23,7 @@ class Settlement:
     """The update of one parameter set by one mini-batch, on its way."""
 
     minibatch: int
+    parameters: Sequence[Tensor]
     gradients: Gradients
     loss: float
     skip: bool  # the loss is not finite, and such mini-batches are left out
@@ -43,28 +45,25 @@ class Settler:
     def needed(self, member: Member) -> bool:
         return any(member in groups for groups in (self.averages, self.ties, self.norms))
 
-    def begin(self, member: Member, settlement: Settlement, like: list[Tensor]) -> None:
-        """Start it; `settlement.done` tells the end. `like` are the parameters, for gradients that are missing."""
-        settlement.gradients = [
-            torch.zeros_like(parameter) if gradient is None else gradient
-            for gradient, parameter in zip(settlement.gradients, like, strict=True)
-        ]
+    def begin(self, member: Member, settlement: Settlement) -> None:
+        """Start it; `settlement.done` tells the end."""
+        if any(gradient is not None and gradient.is_sparse for gradient in settlement.gradients):
+            raise WeftError("sparse gradients can't be averaged, tied or clipped; use sparse=False, or none of these")
         self._average(member, settlement)
 
     def _average(self, member: Member, settlement: Settlement) -> None:
         if member not in self.averages:
             self._tie(member, settlement)
             return
-        about = torch.tensor([settlement.loss, float(settlement.skip)], dtype=torch.float64)
 
         def averaged(total: Parts) -> None:
-            *gradients, about = total
-            settlement.gradients = [gradient / self.replicas for gradient in gradients]
-            loss, skip = about.tolist()
+            loss, skip = _unpack(settlement, total)
+            for gradient in _there(settlement):
+                gradient.div_(self.replicas)
             settlement.loss, settlement.skip = loss / self.replicas, skip > 0
             self._tie(member, settlement)
 
-        self._add(self.averages[member], member, settlement, [*_given(settlement), about], averaged)
+        self._add(self.averages[member], member, settlement, _pack(settlement), averaged)
 
     def _tie(self, member: Member, settlement: Settlement) -> None:
         if member not in self.ties:
@@ -72,10 +71,10 @@ class Settler:
             return
 
         def tied(total: Parts) -> None:
-            settlement.gradients = list(total)
+            _unpack(settlement, total)
             self._clip(member, settlement)
 
-        self._add(self.ties[member], member, settlement, _given(settlement), tied)
+        self._add(self.ties[member], member, settlement, _pack(settlement), tied)
 
     def _clip(self, member: Member, settlement: Settlement) -> None:
         if member not in self.norms or self.clip_norm is None:
@@ -83,13 +82,14 @@ class Settler:
             return
         limit = self.clip_norm
         first = member not in self.ties or self.ties[member].members[0] == member  # tied weights count once
-        norm = torch.nn.utils.get_total_norm(_given(settlement) if first else [])
+        norm = torch.nn.utils.get_total_norm(_there(settlement) if first else [])
         square = norm.to("cpu", torch.float64).reshape(1) ** 2
 
         def measured(total: Parts) -> None:
             settlement.norm = total[0].sqrt().item()
             scale = min(1.0, limit / (settlement.norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
-            settlement.gradients = [gradient * scale for gradient in _given(settlement)]
+            for gradient in _there(settlement):
+                gradient.mul_(scale)
             settlement.done.set_result(None)
 
         self._add(self.norms[member], member, settlement, [square], measured)
@@ -109,5 +109,24 @@ class Settler:
         self.sums.add(group, settlement.minibatch, member, part).add_done_callback(go_on)
 
 
-def _given(settlement: Settlement) -> list[Tensor]:
+def _there(settlement: Settlement) -> list[Tensor]:
     return [gradient for gradient in settlement.gradients if gradient is not None]
+
+
+def _pack(settlement: Settlement) -> Parts:
+    """Gradients to be added up, zeros for those that are missing here; at the end, what else there is to add."""
+    present = [float(gradient is not None) for gradient in settlement.gradients]
+    about = torch.tensor([settlement.loss, float(settlement.skip), *present], dtype=torch.float64)
+    gradients = [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for gradient, parameter in zip(settlement.gradients, settlement.parameters, strict=True)
+    ]
+    return [*gradients, about]
+
+
+def _unpack(settlement: Settlement, total: Parts) -> tuple[float, float]:
+    """Take the sums over; a gradient that nobody had is still none. The sums of the losses and of the skips."""
+    *gradients, about = total
+    loss, skip, *present = about.tolist()
+    settlement.gradients = [gradient if there else None for gradient, there in zip(gradients, present, strict=True)]
+    return loss, skip

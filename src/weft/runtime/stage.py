@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -43,7 +44,7 @@ class Plan:
     def sets(self) -> list[list[Holders]]:
         """The parameter sets of each chunk, by who holds them."""
         return [
-            sorted({entry.holders for layer in layers for entry in self.entries[layer] if entry.trained})
+            sorted({(), *(entry.holders for layer in layers for entry in self.entries[layer] if entry.trained)})
             for layers in self.ranges
         ]
 
@@ -56,6 +57,16 @@ class Plan:
                 for name in entry.names:
                     homes.setdefault(name, chunk)
         return homes
+
+
+def without_weights(plan: Plan) -> Plan:
+    """A plan for as long as the run lasts: other ranks' layers can go, and of all tensors just their form stays."""
+    homes = plan.homes
+    state = {
+        name: torch.empty_like(tensor, device="meta") if name in homes else tensor
+        for name, tensor in plan.model.state.items()
+    }
+    return replace(plan, model=Model(layers=[], state=state))
 
 
 def plan(model: Model, counts: Sequence[int], program: Program) -> Plan:
@@ -117,7 +128,7 @@ def build(
     lr_scheduler: SchedulerMaker | None,
 ) -> Built:
     """One chunk from its layers."""
-    sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict)
+    sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict, {(): {}})
     state: dict[str, Place] = {}
     for entries, layer in zip((plan.entries[one] for one in plan.ranges[number]), layers, strict=True):
         layer.to(how.device)
@@ -135,7 +146,9 @@ def build(
         how=how,
     )
     for holders in sorted(sets):
-        members = sets[holders].values()
+        members = list(sets[holders].values())
+        if holders:  # every holder adds up the same parameters in the same order
+            members.sort(key=lambda member: member[0])
         chunk.sets.append(
             ParameterSet(
                 names=[names[0] for names, _ in members],

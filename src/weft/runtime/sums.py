@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,9 @@ from torch import Tensor
 Member: TypeAlias = "tuple[int, int, int]"  # replica, chunk, number of the parameter set in the chunk
 Parts: TypeAlias = "list[Tensor]"
 AllReduce: TypeAlias = Callable[[Tensor], None]
-Job: TypeAlias = "tuple[Parts, list[Future[Parts]]]"  # what to add up, and who waits for it
+Job: TypeAlias = "tuple[Parts, list[Future[Parts]], torch.cuda.Stream | None]"  # what to add up, who waits, and where
 
-GRACE = 1.0  # seconds for a lane to end; one that waits for a rank that is gone does not
+GRACE = 0.5  # seconds for lanes to end; one that waits for a rank that is gone does not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class Sums:
         self._parts: dict[tuple[str, int], dict[Member, Parts]] = defaultdict(dict)
         self._futures: dict[tuple[str, int], dict[Member, Future[Parts]]] = defaultdict(dict)
         self._lock = threading.Lock()
+        self.close = weakref.finalize(self, _end, list(self._lanes.values()))
 
     def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Future[Parts]:
         """Bring a member's part; a future of the sum, in tensors that belong to the member."""
@@ -74,26 +76,30 @@ class _Lane:
     """A thread that adds up tensors over processes, one sum after the other."""
 
     def __init__(self, all_reduce: AllReduce) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        thread = threading.Thread(target=_work, args=(self._jobs, all_reduce), daemon=True, name="weft sums")
-        thread.start()
-        weakref.finalize(self, _end, self._jobs, thread)
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=_work, args=(self.jobs, all_reduce), daemon=True, name="weft sums")
+        self.thread.start()
 
     def add_up(self, part: Parts, waiting: list[Future[Parts]]) -> None:
-        self._jobs.put((part, waiting))
+        stream = torch.cuda.current_stream() if any(tensor.is_cuda for tensor in part) else None
+        self.jobs.put((part, waiting, stream))
 
 
-def _end(jobs: queue.SimpleQueue[Job | None], thread: threading.Thread) -> None:
-    """A process group must not be taken apart in a thread while the interpreter ends, so wait for that."""
-    jobs.put(None)
-    thread.join(timeout=GRACE)
+def _end(lanes: list[_Lane]) -> None:
+    """A process group must not be taken apart in a thread while the interpreter ends, so wait for the lanes' end."""
+    for lane in lanes:
+        lane.jobs.put(None)
+    end = time.monotonic() + GRACE
+    for lane in lanes:
+        lane.thread.join(timeout=max(0.0, end - time.monotonic()))
 
 
 def _work(jobs: queue.SimpleQueue[Job | None], all_reduce: AllReduce) -> None:
     while (job := jobs.get()) is not None:
-        part, waiting = job
+        part, waiting, stream = job
         try:
-            total = _over_processes(part, all_reduce)
+            with torch.cuda.stream(stream):  # on which the parts come about; None is no change
+                total = _over_processes(part, all_reduce)
         except BaseException as problem:  # it belongs to whoever waits for the sum
             for future in waiting:
                 future.set_exception(problem)
@@ -122,5 +128,6 @@ def _add(parts: Sequence[Parts]) -> Parts:
 
 
 def _give(waiting: list[Future[Parts]], total: Parts) -> None:
-    for number, future in enumerate(waiting):
-        future.set_result(total if number == 0 else [tensor.clone() for tensor in total])
+    copies = [[tensor.clone() for tensor in total] for _ in waiting[1:]]  # before anybody goes on with theirs
+    for future, result in zip(waiting, [total, *copies], strict=True):
+        future.set_result(result)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from weft.errors import PeerError, RunError
 from weft.runtime import stacks
-from weft.runtime.links import Incoming, Outgoing
+from weft.runtime.links import Incoming, Lost, Outgoing
 from weft.runtime.messages import Message
 from weft.runtime.sums import AllReduce
 from weft.runtime.worker import Wait, Waits, Worker
-from weft.schedule import Schedule
+from weft.schedule import Op, Schedule
 
 GRACE = 500_000_000  # nanoseconds for the news of a failure to reach the neighbours
 
@@ -45,8 +45,14 @@ class Transport(Protocol):
     def spread(self, tensor: Tensor, rank: int) -> None:
         """Give everybody the tensor of one rank, in place."""
 
-    def all_reduce(self, ranks: Sequence[int]) -> AllReduce:
-        """A sum over ranks of other processes; every process has to ask, in the same order."""
+    def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
+        """A sum over ranks of other processes, None if this one has no part in it; all ask, in the same order."""
+
+    def abort(self, reason: str) -> bool:
+        """Tell others that this process can't go on; whether there are any, and so the run is over."""
+
+    def close(self) -> None:
+        """Let go of connections."""
 
     def nbytes(self, rank: int) -> int:
         """Bytes of message buffers."""
@@ -64,7 +70,7 @@ class Virtual:
         first = rank // self._stages * self._stages
 
         def deliver(target: int, message: Message) -> None:
-            self.workers[first + target].inbox[message.key] = message
+            self.workers[first + target].inbox[message.key] = message.apart() if message.key[0] == Op.F else message
 
         return deliver
 
@@ -73,6 +79,9 @@ class Virtual:
         waiting: dict[int, Wait | None] = {}
         while running:
             now = {number: next(generator, None) for number, generator in running.items()}
+            for wait in now.values():
+                if wait is not None and wait.future is not None and wait.future.done():
+                    wait.future.result()  # raises what went wrong
             running = {number: running[number] for number, wait in now.items() if wait is not None}
             if running and now == waiting:
                 stuck = ", ".join(f"rank {number} for {now[number]}" for number in running)
@@ -85,8 +94,14 @@ class Virtual:
     def spread(self, tensor: Tensor, rank: int) -> None:
         pass
 
-    def all_reduce(self, ranks: Sequence[int]) -> AllReduce:
-        raise AssertionError("all ranks are in this process")
+    def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
+        return None
+
+    def abort(self, reason: str) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
 
     def nbytes(self, rank: int) -> int:
         return 0
@@ -100,6 +115,7 @@ class Processes:
         self._stages, self._rank = schedule.stages, dist.get_rank()
         self._deadline, self._device = timedelta(seconds=deadline), device
         self._world = dist.get_world_size()
+        self._groups: list[dist.ProcessGroup] = []
         self._group = self._new_group(range(self._world), "gloo")
         self._lines = self._new_group(range(self._world), "gloo")
         stacks.ready()
@@ -126,6 +142,8 @@ class Processes:
 
     def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
         group = dist.new_group(list(ranks), backend=backend, timeout=self._deadline)
+        if self._rank in ranks:
+            self._groups.append(cast(dist.ProcessGroup, group))
         return cast(dist.ProcessGroup, group)  # whoever is not in it gets something else, and never uses it
 
     def _new_nccl_group(self, source: int, target: int) -> dist.ProcessGroup:
@@ -142,7 +160,7 @@ class Processes:
         def post(target: int, message: Message) -> None:
             try:
                 self._outgoing[target].send(message)
-            except RuntimeError as problem:
+            except Lost as problem:
                 self._broken(problem, f"rank {self._of(target)} to take {message}")
 
         return post
@@ -163,18 +181,14 @@ class Processes:
     def _receive(self, wait: Wait) -> Message:
         try:
             return self._incoming[wait.source].receive(self._deadline)
-        except PeerError:
-            raise
-        except RuntimeError as problem:
+        except Lost as problem:
             self._broken(problem, f"{wait}")
 
     def _await(self, wait: Wait) -> None:
         assert wait.future is not None
         try:
             wait.future.result(self._deadline.total_seconds())
-        except FutureTimeout as problem:
-            self._broken(problem, f"{wait}")
-        except RuntimeError as problem:
+        except (FutureTimeout, RuntimeError) as problem:
             self._broken(problem, f"{wait}")
 
     def _broken(self, problem: Exception, awaited: str) -> NoReturn:
@@ -187,7 +201,7 @@ class Processes:
         cause = str(problem).splitlines()[0][:200]
         raise PeerError(f"rank {self._rank} lost the connection while it waited for {awaited} ({cause})") from None
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str) -> bool:
         """Tell the neighbours, so that they stop with the cause in hand."""
         end = monotonic_ns() + GRACE
         works = []
@@ -197,6 +211,7 @@ class Processes:
         for work in works:
             with contextlib.suppress(RuntimeError):
                 work.wait(timedelta(microseconds=max(1000, (end - monotonic_ns()) // 1000)))
+        return True
 
     def everyone(self, data: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
@@ -221,15 +236,26 @@ class Processes:
         except RuntimeError as problem:
             self._broken(problem, "all ranks to come to the same call (flush, evaluate, state_dict, report, …)")
 
-    def all_reduce(self, ranks: Sequence[int]) -> AllReduce:
+    def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
         group = self._new_group(ranks, "cpu:gloo,cuda:nccl" if self._device.type == "cuda" else "gloo")
 
         def add_up(tensor: Tensor) -> None:
             dist.all_reduce(tensor, group=group)
 
-        if self._rank in ranks and self._device.type == "cuda":
+        if self._rank not in ranks:
+            return None
+        if self._device.type == "cuda":
             add_up(torch.zeros(1, device=self._device))  # communicators come about in the same order everywhere
         return add_up
+
+    def close(self) -> None:
+        """Take this pipeline's process groups apart; every rank does it, when none has anything left to say."""
+        self._collective(lambda: dist.barrier(group=self._group))
+        self._outgoing.clear()
+        self._incoming.clear()
+        for group in self._groups:
+            dist.destroy_process_group(group)
+        self._groups.clear()
 
     def nbytes(self, rank: int) -> int:
         sending = sum(link.nbytes for link in self._outgoing.values())

@@ -58,6 +58,9 @@ class Versions:
                 leaf.data.copy_(live.data)
                 live.data = leaf.data
         step()
+        for live, leaf in zip(self.live, leaves, strict=True):
+            if live.data_ptr() != leaf.data_ptr():  # an optimizer may as well put another tensor in its place
+                leaf.data = live.data
         self.newest += 1
         self._leaves[self.newest] = leaves
 

@@ -6,6 +6,7 @@ its place. So real ranks, which block, and virtual ones, which take turns in one
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +16,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from weft.errors import PeerError, RunError, WeftError
-from weft.runtime.chunk import Chunk
+from weft.errors import RunError, WeftError
+from weft.runtime.chunk import Chunk, Flight
 from weft.runtime.messages import Key, Message, describe, key_of
 from weft.runtime.meters import Meter
 from weft.runtime.nest import batch_size
-from weft.runtime.parameters import ParameterSet
+from weft.runtime.parameters import ParameterSet, gradient_bytes
 from weft.runtime.settlement import Settlement, Settler
 from weft.schedule import Op, Program, Step
 
+FIRST_UPDATES = 3
 EMPTY = ("empty",)  # the skeleton of a micro-batch without samples
 
 
@@ -85,13 +87,13 @@ class Worker:
         self._pending: dict[int, deque[Settlement]] = defaultdict(deque)  # by id of the parameter set
         self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks that are done with it
         self._activations = 0
-        self._runs: dict[Op, Callable[[Step, list[int]], None]] = {
+        self._runs: dict[Op, Callable[[Sequence[Step]], None]] = {
             Op.F: self._forward,
             Op.B: self._backward,
             Op.I: self._backward,
             Op.W: self._backward_weights,
         }
-        self._count_weights()
+        self._hold_weights()
         self.meter.hold(weights=sum(chunk.weight_bytes for chunk in chunks.values()))
 
     def cycle(self, cycle: int, *, minibatches: int | None = None) -> Waits:
@@ -100,27 +102,34 @@ class Worker:
         rows = zip(*(one.cycle(self.rank, cycle, minibatches=minibatches) for one in self.programs), strict=True)
         for steps in rows:
             step = steps[0]
-            try:
+            with self._naming(step):
                 if step.action.op == Op.U:
                     yield from self._update(steps)
                     continue
                 yield from self._ready(steps)
-                versions = [steps[program].version for program in self._set_programs[step.action.chunk]]
                 start = self.meter.start()
-                self._runs[step.action.op](step, versions)
+                self._runs[step.action.op](steps)
                 self._release(steps)
                 self.meter.end(step, start)
-            except (WeftError, PeerError):
-                raise
-            except Exception as problem:
-                raise RunError(f"{self.place(step)}: {type(problem).__name__}: {problem}") from problem
         if self.programs[0].drain == 0:  # nothing is left to do meanwhile
-            yield from self.settle()
+            yield from self._settle_all()
 
-    def place(self, step: Step) -> str:
-        """Where a step is, in words."""
-        unit = "update" if step.action.op == Op.U else "micro-batch"
-        return f"rank {self.number}, chunk {step.action.chunk}, {unit} {step.action.index} ({step.action})"
+    @contextlib.contextmanager
+    def _naming(self, step: Step) -> Iterator[None]:
+        """Let an error tell where it happened."""
+        try:
+            yield
+        except RunError:
+            raise
+        except Exception as problem:
+            unit = (
+                "update" if step.action.op == Op.U else f"micro-batch {step.action.index % self.schedule.microbatches}"
+            )
+            minibatch = self.begun + step.minibatch
+            place = f"rank {self.number}, chunk {step.action.chunk}, mini-batch {minibatch}, {unit} ({step.action})"
+            if isinstance(problem, WeftError):
+                raise WeftError(f"{place}: {problem}") from problem
+            raise RunError(f"{place}: {type(problem).__name__}: {problem}") from problem
 
     # Waiting
 
@@ -137,7 +146,11 @@ class Worker:
                 yield Wait(step.source, key, None)
 
     def settle(self) -> Waits:
-        """Make all updates that are due."""
+        """Make all updates that are due, some time after the last cycle."""
+        self.meter.resume()
+        yield from self._settle_all()
+
+    def _settle_all(self) -> Waits:
         for chunk in self.chunks.values():
             for one in chunk.sets:
                 while self._pending[id(one)]:
@@ -147,33 +160,33 @@ class Worker:
     def _settle(self, chunk: int, one: ParameterSet) -> Waits:
         """Make the first update of a parameter set that is due, as soon as its gradients are there."""
         settlement = self._pending[id(one)][0]
-        while not settlement.done.done():
+        while not settlement.done.done() or settlement.done.exception() is not None:
             yield Wait(-1, (Op.U, chunk, settlement.minibatch), settlement.done)
-        settlement.done.result()
         start = self.meter.start()
         self._apply(chunk, one, self._pending[id(one)].popleft())
         self.meter.updated(start)
 
     # Actions
 
-    def _forward(self, step: Step, versions: list[int]) -> None:
-        chunk, index = self.chunks[step.action.chunk], step.action.index
-        given = self.inputs.pop(index) if step.needs < 0 else self.inbox.pop(key_of(step)).open()
-        output, wants = chunk.forward(
-            index,
-            given,
+    def _forward(self, steps: Sequence[Step]) -> None:
+        step = steps[0]
+        chunk, index, m = self.chunks[step.action.chunk], step.action.index, self.schedule.microbatches
+        flight = Flight(
             minibatch=self.begun + step.minibatch,
-            sample=self.replica * self.schedule.microbatches + index % self.schedule.microbatches,
+            microbatch=self.replica * m + index % m,
             target=self.targets.pop(index, None) if chunk.last else None,
-            versions=versions,
+            given=self.inputs.pop(index) if step.needs < 0 else self.inbox.pop(key_of(step)).open(),
+            versions=[steps[program].version for program in self._set_programs[chunk.number]],
         )
+        output, wants = chunk.forward(index, flight)
         if chunk.last:
-            self._check_loss(chunk.flights[index].loss, step)
+            self._check_loss(flight.loss)
         else:
             self._hand_over(step, Message.of(key_of(step, taker=step.feeds), output, grads=wants))
-        self._hold_activations(chunk.flights[index].nbytes)
+        self._hold_activations(flight.nbytes)
 
-    def _backward(self, step: Step, versions: list[int]) -> None:
+    def _backward(self, steps: Sequence[Step]) -> None:
+        step = steps[0]
         chunk, index = self.chunks[step.action.chunk], step.action.index
         flight = chunk.flights[index]
         gradients: list[Tensor | None] = []
@@ -181,35 +194,36 @@ class Worker:
         if step.needs >= 0:
             message = self.inbox.pop(key_of(step))
             loss, gradients = message.loss, message.open()
-            self._check_loss(loss, step)
+            self._check_loss(loss)
         self._losses[chunk.number, step.minibatch].append(loss)
+        self._hold_activations(flight.rebuilt)
         whole = step.action.op == Op.B
         run = chunk.backward if whole else chunk.backward_inputs
         owed = run(index, gradients)
         if step.feeds >= 0:
             self._hand_over(step, Message.of(key_of(step, taker=step.feeds), owed, loss=loss))
         if whole:
-            self._hold_activations(-flight.nbytes)
+            self._hold_activations(-flight.nbytes - flight.rebuilt)
 
-    def _backward_weights(self, step: Step, versions: list[int]) -> None:
-        chunk, index = self.chunks[step.action.chunk], step.action.index
-        nbytes = chunk.flights[index].nbytes
+    def _backward_weights(self, steps: Sequence[Step]) -> None:
+        chunk, index = self.chunks[steps[0].action.chunk], steps[0].action.index
+        flight = chunk.flights[index]
         chunk.backward_weights(index)
-        self._hold_activations(-nbytes)
+        self._hold_activations(-flight.nbytes - flight.rebuilt)
 
     def _hand_over(self, step: Step, message: Message) -> None:
         if step.target < 0:
-            self.inbox[message.key] = message
+            self.inbox[message.key] = message.apart() if step.action.op == Op.F else message
             return
         self._send(step.target, message)
         self.meter.messages += 1
         self.meter.message_bytes += sum(tensor.nbytes for tensor in message.tensors)
 
-    def _check_loss(self, loss: float, step: Step) -> None:
+    def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss) and not self._skip_nan:
             raise WeftError(
-                f"the loss of mini-batch {self.begun + step.minibatch}, micro-batch {step.action.index}, is {loss}; "
-                'lower the learning rate or look at the data (nan="skip" leaves such mini-batches out and counts them)'
+                f"the loss is {loss}; lower the learning rate or look at the data "
+                '(nan="skip" leaves such mini-batches out and counts them)'
             )
 
     def _release(self, steps: Sequence[Step]) -> None:
@@ -230,26 +244,23 @@ class Worker:
         start = self.meter.start()
         losses = self._losses.pop((chunk.number, step.minibatch))
         self._hold_gradients()
-        finite = all(map(math.isfinite, losses))
-        for number, one in enumerate(chunk.sets):
+        for number, (one, program) in enumerate(zip(chunk.sets, self._set_programs[chunk.number], strict=True)):
             settlement = Settlement(
                 minibatch=self.begun + step.minibatch,
+                parameters=one.versions.live,
                 gradients=one.take_gradients(),
                 loss=sum(losses) / len(losses),
-                skip=not finite,
+                skip=not all(map(math.isfinite, losses)),
             )
-            update = steps[self._set_programs[chunk.number][number]]
-            if update.dies:
-                one.versions.release(update.version - 1)
+            if steps[program].dies:
+                one.versions.release(steps[program].version - 1)
             member = (self.replica, chunk.number, number)
             if self._settler.needed(member):
                 self._pending[id(one)].append(settlement)
-                self._settler.begin(member, settlement, list(one.versions.live))
+                self._settler.begin(member, settlement)
             else:
                 self._apply(chunk.number, one, settlement)
-        if not chunk.sets:
-            mean = sum(losses) / len(losses)
-            self._complete(Completed(minibatch=self.begun + step.minibatch, loss=mean, skipped=not finite, norm=None))
+        self._hold_gradients()
         self.meter.end(step, start)
 
     def _apply(self, chunk: int, one: ParameterSet, settlement: Settlement) -> None:
@@ -257,7 +268,7 @@ class Worker:
             one.skip()
         else:
             one.update(settlement.gradients)
-        self._count_weights()
+        self._hold_weights()
         if one is self.chunks[chunk].sets[0]:  # its own parameters; tied ones may still be on their way
             self._complete(
                 Completed(
@@ -291,26 +302,31 @@ class Worker:
         Adds the loss and the number of samples of each micro-batch to `losses`, where they are known.
         """
         for step in self.programs[0].steps(self.rank, minibatches=1):
-            chunk, index = self.chunks[step.action.chunk], step.action.index
-            if step.action.op != Op.F:
-                continue
-            if step.needs >= 0:
-                key = key_of(step)
-                while key not in self.inbox:
-                    yield Wait(step.source, key, None)
-                message = self.inbox.pop(key)
-                empty = message.skeleton == EMPTY
-                given = None if empty else message.open()
-            else:
-                given = self.inputs.pop(index)
-                empty = batch_size(given, what="the inputs") == 0
-            target = self.targets.pop(index) if chunk.last else None
-            if not chunk.last:
-                taken = key_of(step, taker=step.feeds)
-                message = Message(taken, [], EMPTY, []) if empty else Message.of(taken, chunk.evaluate(given, None))
-                self._hand_over(step, message)
-            elif not empty:
-                losses.append((chunk.evaluate(given, target).item(), batch_size(target, what="the targets")))
+            if step.action.op == Op.F:
+                with self._naming(step):
+                    if step.needs >= 0:
+                        key = key_of(step)
+                        while key not in self.inbox:
+                            yield Wait(step.source, key, None)
+                    self._evaluate(step, losses)
+
+    def _evaluate(self, step: Step, losses: list[tuple[float, int]]) -> None:
+        chunk, index = self.chunks[step.action.chunk], step.action.index
+        if step.needs >= 0:
+            message = self.inbox.pop(key_of(step))
+            empty = message.skeleton == EMPTY
+            given = None if empty else message.open()
+        else:
+            given = self.inputs.pop(index)
+            empty = batch_size(given, what="inputs") == 0
+        if not chunk.last:
+            taken = key_of(step, taker=step.feeds)
+            sent = Message(taken, [], EMPTY, []) if empty else Message.of(taken, chunk.evaluate(given, None))
+            self._hand_over(step, sent)
+            return
+        target = self.targets.pop(index)
+        if not empty:
+            losses.append((chunk.evaluate(given, target).item(), batch_size(target, what="targets")))
 
     # Bytes
 
@@ -319,11 +335,24 @@ class Worker:
         self.meter.hold(activations=self._activations)
 
     def _hold_gradients(self) -> None:
-        self.meter.hold(gradients=sum(one.gradient_bytes for chunk in self.chunks.values() for one in chunk.sets))
-
-    def _count_weights(self) -> None:
-        sets = [one for chunk in self.chunks.values() for one in chunk.sets]
+        pending = (settlement for some in self._pending.values() for settlement in some)
         self.meter.hold(
-            extra_versions=sum(one.versions.extra_bytes for one in sets),
-            optimizer=sum(one.optimizer_bytes for one in sets),
+            gradients=sum(one.gradient_bytes for one in self._sets())
+            + sum(gradient_bytes(gradient) for settlement in pending for gradient in settlement.gradients)
         )
+
+    def _hold_weights(self, *, optimizer: bool = False) -> None:
+        """Count what parameters take; the optimizers' state, which grows at their first step only, while it does."""
+        self.meter.hold(extra_versions=sum(one.versions.extra_bytes for one in self._sets()))
+        if optimizer or self.meter.updates < FIRST_UPDATES * len(self._sets()):
+            self.meter.hold(optimizer=sum(one.optimizer_bytes for one in self._sets()))
+        self.meter.updates += 1
+
+    def count(self, buffers: int) -> None:
+        """Count all bytes anew, for a report; `buffers` are the transport's."""
+        self._hold_gradients()
+        self._hold_weights(optimizer=True)
+        self.meter.hold(buffers=buffers)
+
+    def _sets(self) -> list[ParameterSet]:
+        return [one for chunk in self.chunks.values() for one in chunk.sets]

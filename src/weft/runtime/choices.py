@@ -1,4 +1,4 @@
-"""What a pipeline decides before it is built: schedule, device, ranks, and who adds up what."""
+"""What a pipeline decides before it is built: schedule, device and ranks; and the choices that it refuses."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from weft.errors import WeftError
-from weft.runtime.settlement import Settler
-from weft.runtime.sums import AllReduce, Group, Member, Sums
 from weft.runtime.transport import Processes, Transport, Virtual
-from weft.schedule import Op, Program, Schedule
+from weft.schedule import Program, Schedule
 from weft.schedule import schedule as named_schedule
 from weft.schedule.core import check_sizes
 
-MOST_NORMS = 2  # WPipe's two groups; more would be a clipping of single stages
 
-
-def check_choices(*, precision: Any, nan: Any, clip_norm: Any, deadline: Any, seed: Any) -> None:
+def check_choices(*, loss_fn: Any, precision: Any, nan: Any, clip_norm: Any, deadline: Any, seed: Any) -> None:
     """Refuse settings that can't be."""
+    if not callable(loss_fn):
+        raise WeftError(f"loss_fn is a function of output and target (got {loss_fn!r})")
+    if isinstance(loss_fn, nn.Module) and any(one.requires_grad for one in loss_fn.parameters()):
+        raise WeftError("a loss_fn has no parameters to train; make its trained part the model's last layer")
     if precision not in (None, "fp32", "bf16"):
         raise WeftError(f'precision is "fp32" or "bf16" (got {precision!r})')
     if nan not in ("stop", "skip"):
@@ -98,7 +98,9 @@ def device_for(device: str | torch.device | None) -> torch.device:
         return torch.device(device)
     joined = dist.is_available() and dist.is_initialized()
     if joined and torch.cuda.is_available() and "nccl" in str(dist.get_backend_config()):
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+        return chosen
     return torch.device("cpu")
 
 
@@ -114,88 +116,3 @@ def local_chunks(schedule: Schedule, replicas: int) -> list[tuple[int, int]]:
         replica, rank = divmod(dist.get_rank(), schedule.stages)
         return [(replica, chunk) for chunk in schedule.chunks_of(rank)]
     return [(replica, chunk) for replica in range(replicas) for chunk in range(schedule.chunks)]
-
-
-def norm_groups(program: Program) -> list[list[int]]:
-    """Chunks that can share a norm without a stall: neighbours that read equally late, micro-batch by micro-batch.
-
-    The norm of a mini-batch is known when its last backward is done, in the first chunk. A chunk that reads less late
-    than the first one would have to wait for it: WPipe's second group, so its two groups have a norm each.
-    """
-    groups: list[list[int]] = []
-    for chunk in range(program.schedule.chunks):
-        if chunk and _delays(program, chunk) == _delays(program, chunk - 1):
-            groups[-1].append(chunk)
-        else:
-            groups.append([chunk])
-    return groups
-
-
-def _delays(program: Program, chunk: int) -> list[int]:
-    """How late a chunk's forwards read, by micro-batch."""
-    rank = program.schedule.placement[chunk]
-    forward = (program.op[rank] == Op.F) & (program.chunk[rank] == chunk)
-    order = np.argsort(program.index[rank][forward] % program.schedule.microbatches)
-    delays: list[int] = program.delay[rank][forward][order].tolist()
-    return delays
-
-
-def settler_for(
-    program: Program,
-    here: set[tuple[int, int]],
-    sets: Sequence[Sequence[tuple[int, ...]]],
-    transport: Transport,
-    *,
-    replicas: int,
-    clip_norm: float | None,
-) -> Settler:
-    """Who adds up what: replicas of a parameter set, holders of tied ones, chunks that share a norm.
-
-    `sets` has, for every chunk of the model, the holders of each of its parameter sets.
-    """
-    schedule = program.schedule
-    members: list[Member] = [
-        (replica, chunk, number)
-        for replica in range(replicas)
-        for chunk in range(schedule.chunks)
-        for number in range(len(sets[chunk]))
-    ]
-    averages, ties, norms = [], [], []
-    if replicas > 1:
-        for chunk, number in dict.fromkeys(member[1:] for member in members):
-            name = f"replicas of chunk {chunk}, set {number}"
-            averages.append(Group(name=name, members=tuple(m for m in members if m[1:] == (chunk, number))))
-    for replica in range(replicas):
-        for holders in sorted({holders for chunk in sets for holders in chunk if holders}):
-            tied = tuple(m for m in members if m[0] == replica and sets[m[1]][m[2]] == holders)
-            ties.append(Group(name=f"tied chunks {holders} of replica {replica}", members=tied))
-    if clip_norm is not None:
-        groups = norm_groups(program)
-        if len(groups) > MOST_NORMS:
-            raise WeftError(
-                f"clip_norm needs one norm over all chunks, and {schedule.name}'s chunks update at {len(groups)} "
-                "different delays, so it would have to wait; use 2bw, wpipe (a norm for each of its two groups) "
-                "or a synchronous schedule"
-            )
-        # Tied weights count where they are read last of all, for before that their sum is not known.
-        latest = {chunk: max(_delays(program, chunk)) for chunk in range(schedule.chunks)}
-        home = {m: max(sets[m[1]][m[2]] or m[1:2], key=lambda chunk: (latest[chunk], -chunk)) for m in members}
-        for replica in range(replicas):
-            for chunks in groups:
-                inside = tuple(m for m in members if m[0] == replica and home[m] in chunks)
-                name = f"norm of chunks {chunks[0]} to {chunks[-1]} of replica {replica}"
-                norms.append(Group(name=name, members=inside))
-    across: dict[str, AllReduce] = {}
-    for group in (*averages, *ties, *norms):
-        ranks = sorted({replica * schedule.stages + schedule.placement[chunk] for replica, chunk, _ in group.members})
-        if isinstance(transport, Processes) and len(ranks) > 1:
-            across[group.name] = transport.all_reduce(ranks)
-    local = {member for member in members if member[:2] in here}
-    return Settler(
-        sums=Sums(local, across),
-        replicas=replicas,
-        clip_norm=clip_norm,
-        averages={member: group for group in averages for member in group.members},
-        ties={member: group for group in ties for member in group.members},
-        norms={member: group for group in norms for member in group.members},
-    )
