@@ -18,10 +18,17 @@ from weft.schedule import schedule as named_schedule
 from weft.schedule.core import check_sizes
 
 
-def check_choices(*, loss_fn: Any, precision: Any, nan: Any, clip_norm: Any, deadline: Any, seed: Any) -> None:
+def check_choices(
+    *, loss_fn: Any, optimizer: Any, precision: Any, nan: Any, clip_norm: Any, deadline: Any, seed: Any
+) -> None:
     """Refuse settings that can't be."""
     if not callable(loss_fn):
         raise WeftError(f"loss_fn is a function of output and target (got {loss_fn!r})")
+    if not callable(optimizer):
+        raise WeftError(
+            "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
+            f"lambda params: torch.optim.SGD(params, lr=0.1) (got {type(optimizer).__name__})"
+        )
     if isinstance(loss_fn, nn.Module) and any(one.requires_grad for one in loss_fn.parameters()):
         raise WeftError("a loss_fn has no parameters to train; make its trained part the model's last layer")
     if precision not in (None, "fp32", "bf16"):

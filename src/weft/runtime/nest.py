@@ -18,6 +18,13 @@ Skeleton: TypeAlias = "tuple[Any, ...]"
 
 TENSOR: Skeleton = ("tensor",)
 PLAIN = (type(None), bool, int, float, str)
+_PLAIN: dict[str, Callable[[str], Any]] = {
+    "NoneType": lambda text: None,
+    "bool": lambda text: text == "True",
+    "int": int,
+    "float": float,
+    "str": str,
+}
 
 
 def flatten(value: Any) -> tuple[list[Tensor], Skeleton]:
@@ -36,8 +43,8 @@ def _flatten(value: Any, tensors: list[Tensor]) -> Skeleton:
         return (type(value).__name__, *(_flatten(one, tensors) for one in value))
     if type(value) is dict and all(type(key) in (str, int) for key in value):
         return ("dict", tuple(value), *(_flatten(one, tensors) for one in value.values()))
-    if type(value) in PLAIN:
-        return ("plain", value)
+    if type(value) in PLAIN:  # as text, for 1, 1.0 and True are equal, and nan is not even equal to itself
+        return (type(value).__name__, value if isinstance(value, str) else repr(value))
     raise WeftError(
         "chunks hand over tensors, numbers, texts and None, in tuples, lists and dicts with keys of text "
         f"(got {type(value).__module__}.{type(value).__qualname__}); let the layer before the cut return such values"
@@ -53,8 +60,8 @@ def _unflatten(skeleton: Skeleton, tensors: Any) -> Any:
     kind, *parts = skeleton
     if kind == "tensor":
         return next(tensors)
-    if kind == "plain":
-        return parts[0]
+    if kind in _PLAIN:
+        return _PLAIN[kind](parts[0])
     if kind == "dict":
         keys, *values = parts
         return {key: _unflatten(value, tensors) for key, value in zip(keys, values, strict=True)}

@@ -69,7 +69,13 @@ class Pipeline:
         predict: Mapping[str, Any] | None = None,
     ) -> None:
         choices.check_choices(
-            loss_fn=loss_fn, precision=precision, nan=nan, clip_norm=clip_norm, deadline=deadline, seed=seed
+            loss_fn=loss_fn,
+            optimizer=optimizer,
+            precision=precision,
+            nan=nan,
+            clip_norm=clip_norm,
+            deadline=deadline,
+            seed=seed,
         )
         if predict is not None:
             raise WeftError("predict= is for schedules that predict weights, which the runtime does not run yet")
@@ -213,7 +219,7 @@ class Pipeline:
         if even and (samples == 0 or samples % (m * replicas)):
             parts = f"{m} micro-batches" + (f" x {replicas} replicas" if replicas > 1 else "")
             raise WeftError(
-                f"a mini-batch is cut into equal micro-batches (samples of the {what}: {samples}, {parts}); "
+                f"a mini-batch is cut into equal micro-batches (samples: {samples}, {parts}); "
                 f"use a multiple of {m * replicas} samples"
             )
         # Asynchronous pipelines still read a batch in later steps, when its owner may have filled it anew.

@@ -105,6 +105,8 @@ def _work(jobs: queue.SimpleQueue[Job | None], all_reduce: AllReduce) -> None:
                 future.set_exception(problem)
         else:
             _give(waiting, total)
+            del total
+        del job, part, waiting  # while it waits, a lane keeps nothing alive
 
 
 @torch.no_grad()
