@@ -47,3 +47,7 @@ def __getattr__(name: str) -> Any:
     from weft import runtime
 
     return getattr(runtime, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

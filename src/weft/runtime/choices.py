@@ -91,10 +91,12 @@ def schedule_for(schedule: str | Schedule, stages: int | None, microbatches: int
 
 def runnable(program: Program) -> Program:
     """Refuse what the engine can't run."""
-    if program.ahead.any() or program.schedule.weights.backward == "newest":
+    newest = program.schedule.weights.backward == "newest"
+    if program.ahead.any() or newest:
+        does = "runs backwards at other weights than their forwards" if newest else "predicts weights"
         raise WeftError(
-            f"{program.schedule.name} predicts weights, which the runtime does not do yet; it can be drawn, "
-            "simulated and checked; use 2bw, wpipe or pipedream to train"
+            f"{program.schedule.name} {does}, which the runtime does not do yet; it can be drawn, simulated and "
+            "checked; use 2bw, wpipe or pipedream to train"
         )
     return program
 

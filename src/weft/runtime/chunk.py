@@ -63,7 +63,6 @@ class _Known(NamedTuple):
 
     held: int  # bytes between forward and backward
     rebuilt: int  # bytes that a recompute adds to them
-    wants: list[bool]  # outputs that want a gradient
 
 
 @dataclass(kw_only=True)
@@ -99,14 +98,13 @@ class Chunk:
         shapes = tuple((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves)
         if self.recompute:
             output = self._run_for_later(flight, leaves, shapes)
-            wants = self._known[shapes].wants
         elif shapes in self._known:
             output = self._run(flight)
         else:
             output = self._run_and_count(flight, leaves, shapes)
+        outputs = flatten(output)[0]
+        wants = [tensor.requires_grad for tensor in outputs]
         if not self.recompute:
-            outputs = flatten(output)[0]
-            wants = [tensor.requires_grad for tensor in outputs]
             flight.outputs = [tensor for tensor in outputs if tensor.requires_grad]
             flight.given = flight.target = None
         flight.nbytes, flight.rebuilt = self._known[shapes].held, self._known[shapes].rebuilt
@@ -121,9 +119,9 @@ class Chunk:
         with _counting(saved):
             output = self._run(flight)
         outputs = flatten(output)[0]
-        whole = self._count(saved, [*leaves, *(tensor for tensor in outputs if tensor.requires_grad)])
-        held = self._count(set(), leaves) if self.recompute else whole
-        self._known[shapes] = _Known(held, whole - held, [tensor.requires_grad for tensor in outputs])
+        whole = self._count(saved, [tensor for tensor in outputs if tensor.requires_grad], leaves)
+        held = self._count(set(), [], leaves) if self.recompute else whole
+        self._known[shapes] = _Known(held, whole - held)
         return output
 
     def _run_for_later(self, flight: Flight, leaves: list[Tensor], shapes: Shapes) -> Any:
@@ -134,10 +132,10 @@ class Chunk:
         before = {where: buffers[where].clone() for where in (buffers if first else self._changing)}
         versions = {where: (id(buffer), buffer._version) for where, buffer in buffers.items()}
         if first:
-            output = over(Tensor.detach, self._run_and_count(flight, leaves, shapes))
+            output = self._run_and_count(flight, leaves, shapes)
             changed = {where for where, old in before.items() if not torch.equal(old, getattr(*where))}
         else:
-            with torch.no_grad():
+            with torch.autograd.graph.saved_tensors_hooks(_keep_nothing, _keep_nothing):
                 output = self._run(flight)
             now = self._buffers()
             changed = {where for where, old in versions.items() if (id(now[where]), now[where]._version) != old}
@@ -205,9 +203,8 @@ class Chunk:
         leaves: list[Parameter] = []
         for one, version in zip(self.sets, flight.versions, strict=True):
             leaves += one.collect(version)
+            one.install(version)  # for what computes again in its backward, by weft's choice or the model's own
         if self.recompute:
-            for one, version in zip(self.sets, flight.versions, strict=True):
-                one.install(version)
             with self._buffers_of(flight):
                 output = self._run(flight)
             flight.outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
@@ -257,16 +254,23 @@ class Chunk:
         tensors = {id(tensor): tensor for layer in self.layers for _, _, tensor in tensors_of(layer)}
         return sum(tensor.nbytes for tensor in tensors.values())
 
-    def _count(self, saved: set[tuple[int, int]], held: list[Tensor]) -> int:
-        """Bytes of all storages that a micro-batch holds, weights and buffers aside."""
-        storages = saved | {_storage(tensor) for tensor in held}
-        weights = {_storage(tensor)[0] for layer in self.layers for _, _, tensor in tensors_of(layer)}
-        return sum(nbytes for address, nbytes in storages if address not in weights)
+    def _count(self, saved: set[tuple[int, int]], outputs: list[Tensor], inputs: list[Tensor]) -> int:
+        """Bytes of all storages that a micro-batch holds, weights and buffers aside; of its inputs, its own part."""
+        storages = saved | {_storage(tensor) for tensor in outputs}
+        tensors = [tensor for layer in self.layers for _, _, tensor in tensors_of(layer)]
+        others = {_storage(tensor)[0] for tensor in (*tensors, *inputs)}
+        own = {tensor.data_ptr(): tensor.nbytes for tensor in inputs}
+        return sum(own.values()) + sum(nbytes for address, nbytes in storages if address not in others)
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
+
+
+def _keep_nothing(tensor: Any) -> Any:
+    """For a graph that is only asked which outputs want a gradient."""
+    return None
 
 
 def _counting(saved: set[tuple[int, int]]) -> contextlib.AbstractContextManager[Any]:

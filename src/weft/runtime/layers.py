@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.cut import cut_layers
+from weft.runtime.nest import over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,12 @@ def model_of(model: Any, *, cut: Sequence[str] | None, example: Any) -> Model:
     if isinstance(model, nn.Sequential | nn.ModuleList) and cut is None:
         layers = list(model)
     else:
-        layers = cut_layers(model, at=cut, example=example)
+        whole = None if example is None else over(Tensor.clone, example)  # a view would be exported as one
+        layers = cut_layers(model, at=cut, example=whole)
     if not layers:
         raise WeftError("a model needs at least one layer (got an empty one)")
-    whole = model if isinstance(model, nn.Module) else nn.ModuleList(layers)
-    state = {name: tensor for name, tensor in whole.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    named = model if isinstance(model, nn.Module) else nn.ModuleList(layers)
+    state = {name: tensor for name, tensor in named.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     if not any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
         held = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
         raise WeftError(

@@ -66,6 +66,12 @@ class ParameterSet:
 
     def take_gradients(self) -> Gradients:
         """The sum of a mini-batch's gradients, which from now on belongs to the caller."""
+        live = self.versions.live
+        if self._collecting is not live and (strays := [one for one in range(len(live)) if live[one].grad is not None]):
+            raise WeftError(
+                f"{self.names[strays[0]]} is not read from its module in the forward but in another way (a list, a "
+                "closure), which hides its versions; read it as an attribute of the module"
+            )
         gradients = [leaf.grad for leaf in self._collecting]
         for leaf in self._collecting:
             leaf.grad = None

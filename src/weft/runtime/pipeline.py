@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from weft.errors import RunError, WeftError
 from weft.runtime import agreement, choices
@@ -25,6 +26,7 @@ from weft.runtime.settlement import Settler
 from weft.runtime.stage import Built, build, own_layers, plan, without_weights
 from weft.runtime.worker import Waits, Worker
 from weft.schedule import Schedule, Timeline, lower, write_csv
+from weft.schedule.core import check_sizes
 from weft.schedule.verify import verify_program
 
 
@@ -177,6 +179,8 @@ class Pipeline:
     def evaluate(self, loader: Iterable[tuple[Any, Any]]) -> float:
         """The mean loss over all samples of a loader: drains, then forwards only, without gradients."""
         self.flush()
+        if self.replicas > 1:
+            self._share_buffers()
         losses: list[tuple[float, int]] = []
         with self._evaluating():
             for inputs, targets in loader:
@@ -188,10 +192,22 @@ class Pipeline:
             raise WeftError("evaluate needs at least one sample (got none from the loader)")
         return float(total / samples)
 
+    @torch.no_grad()
+    def _share_buffers(self) -> None:
+        """Let all replicas have the first one's running statistics, which are the model's."""
+        homes = self._plan.homes
+        for name, tensor in self._plan.model.state.items():
+            if name in homes and not isinstance(tensor, Parameter):
+                shared = self._whole(name)
+                for (_, chunk), built in self._built.items():
+                    if chunk == homes[name]:
+                        built.tensor(name).copy_(shared)
+
     def _feed(self, inputs: Any, targets: Any, *, even: bool) -> None:
         """Cut a batch into micro-batches, and give each rank what it needs of it."""
         self._check_whole()
         try:
+            _check_pair(inputs, targets)
             pieces_of = {
                 "inputs": self._pieces(inputs, 0, "inputs", even=even),
                 "targets": self._pieces(targets, self.schedule.chunks - 1, "targets", even=even),
@@ -292,11 +308,17 @@ class Pipeline:
             if name not in homes:  # no layer uses it
                 state[name] = original.detach().clone()
                 continue
-            here = self._built.get((0, homes[name]))
-            tensor = torch.empty_like(original, device="cpu") if here is None else here.tensor(name).detach().cpu()
-            state[name] = tensor.clone() if here is not None else tensor
-            self._transport.spread(state[name], self.schedule.placement[homes[name]])
+            state[name] = self._whole(name)
         return state
+
+    def _whole(self, name: str) -> Tensor:
+        """A copy of one tensor of the model's state, from the first replica to everybody."""
+        home = self._plan.homes[name]
+        here = self._built.get((0, home))
+        form = self._plan.model.state[name]
+        tensor = torch.empty_like(form, device="cpu") if here is None else here.tensor(name).detach().cpu().clone()
+        self._transport.spread(tensor, self.schedule.placement[home])
+        return tensor
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -347,6 +369,8 @@ class Pipeline:
 
         It is drawn as a simulated one is: `weft.draw.svg(pipe.timeline())`.
         """
+        if minibatches is not None:
+            check_sizes(minibatches=minibatches)
         zero = self._transport.zero
         mine = [
             [worker.rank, [packed(step, start - zero, end - zero) for step, start, end in cycle]]
@@ -356,3 +380,11 @@ class Pipeline:
         ]
         everyone = [one for part in self._transport.everyone(mine) for one in part]
         return measured_timeline(self.schedule, everyone)
+
+
+def _check_pair(inputs: Any, targets: Any) -> None:
+    """Inputs and targets of one batch have as many samples, where a rank sees both."""
+    if inputs is not None and targets is not None:
+        sizes = batch_size(inputs, what="inputs"), batch_size(targets, what="targets")
+        if sizes[0] != sizes[1]:
+            raise WeftError(f"inputs and targets need as many samples (inputs: {sizes[0]}, targets: {sizes[1]})")

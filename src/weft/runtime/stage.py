@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -48,7 +49,7 @@ class Plan:
             for layers in self.ranges
         ]
 
-    @property
+    @cached_property
     def homes(self) -> dict[str, int]:
         """The first chunk that holds each name of the state_dict; what no layer uses is not there."""
         homes: dict[str, int] = {}
@@ -62,11 +63,13 @@ class Plan:
 def without_weights(plan: Plan) -> Plan:
     """A plan for as long as the run lasts: other ranks' layers can go, and of all tensors just their form stays."""
     homes = plan.homes
-    state = {
-        name: torch.empty_like(tensor, device="meta") if name in homes else tensor
-        for name, tensor in plan.model.state.items()
-    }
+    state = {name: _form(tensor) if name in homes else tensor for name, tensor in plan.model.state.items()}
     return replace(plan, model=Model(layers=[], state=state))
+
+
+def _form(tensor: Tensor) -> Tensor:
+    form = torch.empty_like(tensor, device="meta")
+    return Parameter(form, requires_grad=tensor.requires_grad) if isinstance(tensor, Parameter) else form
 
 
 def plan(model: Model, counts: Sequence[int], program: Program) -> Plan:

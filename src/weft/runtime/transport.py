@@ -198,8 +198,10 @@ class Processes:
             reason = f"rank {self._rank} waited {seconds:g} s for {awaited}"
             stacks.dump(self._peers, rank=self._rank, reason=reason)
             raise RunError(f"{reason}; if a step really takes that long, raise deadline={seconds:g}") from None
-        cause = str(problem).splitlines()[0][:200]
-        raise PeerError(f"rank {self._rank} lost the connection while it waited for {awaited} ({cause})") from None
+        raise PeerError(
+            f"rank {self._rank} lost the connection while it waited for {awaited}: the other rank died, or it ended, "
+            f"having made fewer calls than this one ({str(problem).splitlines()[0][:200]})"
+        ) from None
 
     def abort(self, reason: str) -> bool:
         """Tell the neighbours, so that they stop with the cause in hand."""

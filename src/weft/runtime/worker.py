@@ -238,12 +238,12 @@ class Worker:
     def _update(self, steps: Sequence[Step]) -> Waits:
         step = steps[0]
         chunk = self.chunks[step.action.chunk]
+        self._hold_gradients()
         for one in chunk.sets:
             while self._pending[id(one)] and self._pending[id(one)][0].done.done():
                 yield from self._settle(chunk.number, one)
         start = self.meter.start()
         losses = self._losses.pop((chunk.number, step.minibatch))
-        self._hold_gradients()
         for number, (one, program) in enumerate(zip(chunk.sets, self._set_programs[chunk.number], strict=True)):
             settlement = Settlement(
                 minibatch=self.begun + step.minibatch,
