@@ -25,7 +25,7 @@ from torch import Tensor
 import weft
 from weft.errors import PeerError
 from weft.runtime.buffers import ALIGNMENT, Pool, aligned
-from weft.runtime.links import FIRST, MOST_DESCRIPTIONS, Incoming, Outgoing
+from weft.runtime.links import FIRST, MOST_DESCRIPTIONS, Incoming, Lost, Outgoing
 from weft.runtime.messages import Message
 from weft.runtime.nest import flatten, unflatten
 
@@ -269,7 +269,6 @@ def both_ways(end: End) -> int:
         size = (index * 977) % 4000
         outgoing.send(of(index, filled(index + dist.get_rank(), size)))
         same(incoming.receive(LONG), of(index, filled(index + other, size)))
-    assert outgoing.messages == 50
     return 50
 
 
@@ -277,7 +276,7 @@ def aborted(end: End) -> str:
     """The reason of a failure arrives behind what was sent before it."""
     if end.outgoing is not None:
         end.outgoing.send(of(0, torch.ones(1)))
-        end.outgoing.abort(TEXT, wait=LONG)
+        end.outgoing.abort(TEXT).wait(LONG)
         end.meet()
         return ""
     assert end.incoming is not None
@@ -293,7 +292,7 @@ def aborted(end: End) -> str:
 def aborted_at_length(end: End) -> str:
     """A reason that is too long for any receive is cut, though in the middle of a letter."""
     if end.outgoing is not None:
-        end.outgoing.abort("x" + "ü" * FIRST, wait=LONG)
+        end.outgoing.abort("x" + "ü" * FIRST).wait(LONG)
         end.meet()
         return ""
     assert end.incoming is not None
@@ -311,8 +310,8 @@ def aborted_unheard(end: End) -> str:
     if end.outgoing is not None:
         end.outgoing.send(of(0, torch.ones(1)))  # takes the only receive
         try:
-            end.outgoing.abort(TEXT, wait=SHORT)
-        except RuntimeError as problem:
+            end.outgoing.abort(TEXT).wait(SHORT)
+        except Lost as problem:
             said = str(problem)
     end.meet()
     return said
@@ -323,7 +322,7 @@ def nothing_comes(end: End) -> str:
     if end.incoming is not None:
         try:
             end.incoming.receive(SHORT)
-        except RuntimeError as problem:
+        except Lost as problem:
             said = str(problem)
     end.meet()
     return said
@@ -337,7 +336,7 @@ def nobody_reads(end: End) -> list[Any]:
             for index in range(20):
                 said = [index]
                 end.outgoing.send(of(index, torch.ones(1)))
-        except RuntimeError as problem:
+        except Lost as problem:
             said.append(str(problem))
     end.meet()
     return said

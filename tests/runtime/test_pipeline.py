@@ -18,6 +18,7 @@ from tests.runtime.models import ASYNCHRONOUS, SYNCHRONOUS
 from tests.runtime.oracle import Oracle, delays
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from weft.errors import WeftError
@@ -261,12 +262,13 @@ class Sum(nn.Module):
         return torch.as_tensor(self.linear(torch.stack(list(given.values())).sum(0)))
 
 
+@pytest.mark.parametrize("modes", [["one", "two", "one"], ["still", "one", "two"], ["two", "still", "two"]], ids=str)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_nests_may_change_while_shapes_do_not(name: str, recompute: bool) -> None:
+def test_nests_may_change_while_shapes_do_not(name: str, recompute: bool, modes: list[str]) -> None:
+    """Other numbers of outputs, and outputs that want a gradient now and did not before."""
     model = seeded(Flagged, Sum)
-    modes = ["one", "two", "still", "one", "two"]
-    data = [({"x": x, "mode": mode}, y) for (x, y), mode in zip(batches(5), modes, strict=True)]
+    data = [({"x": x, "mode": mode}, y) for (x, y), mode in zip(batches(3), modes, strict=True)]
     state = train(pipeline(model, schedule=name, recompute=recompute), data)
     assert differing(state, plain(model, data)[0]) == []
 
@@ -387,7 +389,8 @@ def test_targets_of_several_parts() -> None:
     """Without samples too: a number for all micro-batches alike."""
 
     def loss_fn(output: Tensor, target: dict[str, Any]) -> Tensor:
-        return (functional.mse_loss(output, target["y"], reduction="none").mean(1) * target["w"]).mean() * target["k"]
+        errors: Tensor = functional.mse_loss(output, target["y"], reduction="none").mean(1) * target["w"]
+        return errors.mean() * float(target["k"])
 
     data = [(x, {"y": y, "w": x[:, 0].exp(), "k": 0.5}) for x, y in batches(3)]
     state = train(pipeline(linear(), schedule="zb-h1", loss_fn=loss_fn), data)
@@ -537,11 +540,31 @@ class Scaled(nn.Module):
         return torch.as_tensor(self.linear(given[0])) / (1 + given[1] % 7)
 
 
-def on_two_ranks() -> list[dict[str, dict[str, Tensor]]]:
+class Kinds(nn.Module):
+    """Hands over values that Python holds equal, and that are of different kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = itertools.count()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, bool | int | float]:
+        return x, (1, True, 1.0, False, 0, 0.0)[next(self.calls) % 6]
+
+
+class ByKind(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: tuple[Tensor, bool | int | float]) -> Tensor:
+        return torch.as_tensor(self.linear(given[0])) * {int: 1, bool: 2, float: 3}[type(given[1])]
+
+
+def on_two_ranks() -> dict[str, dict[str, Tensor]]:
     """All that links have to bear, each under a name: the states after training."""
     torch.set_num_threads(1)
-    stages = 2 if not torch.distributed.is_initialized() else None
-    states: list[dict[str, dict[str, Tensor]]] = [{}]
+    chosen: dict[str, Any] = {"stages": 2 if not torch.distributed.is_initialized() else None}
+    states: dict[str, dict[str, Tensor]] = {}
     for name in ("1f1b", "wpipe"):
         made = {
             "texts": (texts(), lengths(GROW_SHRINK_ALTERNATE)),
@@ -549,24 +572,29 @@ def on_two_ranks() -> list[dict[str, dict[str, Tensor]]]:
             "skips": (unet(), batches(4)),
         }
         for kind, (model, data) in made.items():
-            pipe = pipeline(model, schedule=name, stages=stages)  # type: ignore[arg-type]
-            states[0][f"{kind}, {name}"] = train(pipe, data)
+            pipe = pipeline(model, schedule=name, **chosen)
+            states[f"{kind}, {name}"] = train(pipe, data)
+        held_out = [(numbers(rows, WIDTH, seed=rows), numbers(rows, WIDTH, seed=9)) for rows in (16, 7, 3, 1)]
+        states[f"evaluation, {name}"] = {"": torch.tensor(pipe.evaluate(held_out))}
     numbered = seeded(Numbered, Scaled, lambda: nn.Linear(WIDTH, WIDTH))
-    pipe = pipeline(numbered, balance=[1, 2], stages=stages)  # type: ignore[arg-type]
-    states[0]["numbers"] = train(pipe, batches(150, rows=4))  # 600 descriptions: more than a link remembers
-    channels = seeded(lambda: nn.Conv2d(4, 4, 3, padding=1), lambda: nn.Conv2d(4, 4, 3, padding=1))
+    pipe = pipeline(numbered, balance=[1, 2], **chosen)
+    states["numbers"] = train(pipe, batches(150, rows=4))  # 600 descriptions: more than a link remembers
+    states["kinds"] = train(pipeline(seeded(Kinds, ByKind), **chosen), batches(4))
+    convolutions = seeded(lambda: nn.Conv2d(4, 4, 3, padding=1), lambda: nn.Conv2d(4, 4, 3, padding=1))
+    for module in convolutions:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = [(numbers(8, 4, 6, 6, seed=t).to(memory_format=torch.channels_last),) * 2 for t in range(3)]
-    last = copy.deepcopy(channels).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    states[0]["channels last"] = train(pipeline(last, stages=stages), images)  # type: ignore[arg-type]
+    states["channels last"] = train(pipeline(convolutions, **chosen), images)
     return states
 
 
 def test_real_ranks_bear_what_virtual_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that grow, shrink and alternate, of all kinds and dtypes, laid out in any way: to the bit."""
+    """Messages that grow, shrink and alternate, of all kinds and dtypes, laid out in any way: to the bit, on every
+    rank. (What else real ranks do like virtual ones is in `test_real_ranks.py`.)"""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import this file from where we stand
-    (virtual,) = on_two_ranks()
-    for (real,) in weft.launch(on_two_ranks, ranks=2):
-        assert {name: differing(state, virtual[name]) for name, state in real.items()} == {name: [] for name in virtual}
+    virtual = on_two_ranks()
+    for real in weft.launch(on_two_ranks, ranks=2):
+        assert {name: differing(real[name], state) for name, state in virtual.items()} == {name: [] for name in virtual}
 
 
 # Randomness
@@ -742,6 +770,103 @@ def test_layers_in_place_where_a_chunk_begins_with_several(recompute: bool) -> N
     assert differing(state, plain(model, copy.deepcopy(data))[0]) == []
 
 
+class Checkpointed(nn.Module):
+    """Computes again by itself, at the weights that its module then has."""
+
+    def __init__(self, active: bool) -> None:
+        super().__init__()
+        self.active, self.layers = active, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(checkpoint(self.layers, x, use_reentrant=False) if self.active else self.layers(x))
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
+def test_checkpoints_of_the_users_own(name: str) -> None:
+    """Whoever computes a forward again in its backward has to find the forward's version of the weights."""
+    data = batches(5)
+    states = [
+        train(pipeline(seeded(*[lambda active=active: Checkpointed(active)] * 4), schedule=name), data)
+        for active in (False, True)
+    ]
+    assert differing(*states) == []
+
+
+class Spectral(nn.Module):
+    """Reads statistics that it changes with every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "wpipe"])
+def test_a_recompute_reads_the_buffers_of_its_forward(name: str) -> None:
+    states = [
+        train(pipeline(seeded(*[Spectral] * 4), schedule=name, recompute=recompute), batches(3))
+        for recompute in (False, True)
+    ]
+    assert differing(*states) == []
+
+
+class Recurrent(nn.Module):
+    """Keeps its parameters in a list, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.lstm(x[:, None])[0][:, 0])
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_recurrent_layers_have_versions(name: str) -> None:
+    model, data = seeded(*[Recurrent] * 4), batches(5)
+    pipe = pipeline(model, schedule=name)
+    assert differing(train(pipe, data), law(model, data, pipe)) == []
+
+
+class Behind(nn.Module):
+    """Reaches its weight by a way that no module knows of."""
+
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.hidden = [self.linear.weight] if hidden else []
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.hidden[0] if self.hidden else self.linear.weight
+        return torch.tanh(functional.linear(x, weight, self.linear.bias))
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
+def test_weights_that_are_reached_in_another_way(name: str) -> None:
+    """They train as others do, or are refused; a gradient that gets lost would be the worst."""
+    expected = train(pipeline(seeded(*[lambda: Behind(False)] * 4), schedule=name), batches(3))
+    with contextlib.suppress(WeftError):
+        state = train(pipeline(seeded(*[lambda: Behind(True)] * 4), schedule=name), batches(3))
+        assert differing(state, expected) == []
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "2bw"])
+def test_sparse_gradients(name: str) -> None:
+    """Some optimizers take no others. To 1e-6: sparse gradients are added up later."""
+    states = []
+    for sparse in (False, True):
+        model = seeded(lambda sparse=sparse: nn.Embedding(50, WIDTH, sparse=sparse), *[Shift] * 3)  # type: ignore[misc]
+        data = [(torch.arange(ROWS) + t, y) for t, (_, y) in enumerate(batches(3))]
+        states.append(train(pipeline(model, schedule=name, optimizer=descent), data))
+    assert differing(*states, within=1e-6) == []
+
+
+def descent(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
 def bf16() -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
@@ -798,7 +923,7 @@ def test_chunks_without_parameters(name: str, options: dict[str, Any]) -> None:
     """First, in the middle and last; the losses are known all the same. With a norm to 1e-6, as it is added up by
     chunks; wpipe has two of them, and with its parameters all in one group they come to the same."""
     if name == "pipedream" and "clip_norm" in options:
-        pytest.skip("pipedream has no norm of more than two delays")
+        pytest.skip("pipedream has no norm over chunks of different delays")
     model = nn.Sequential(nn.Tanh(), *linear(1), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh())
     data = batches(4)
     stages, balance = (2, [1, 1, 1, 5]) if name in ("interleaved", "wpipe") else (4, [1, 1, 1, 5])
@@ -837,6 +962,7 @@ def test_learning_rates_go_by_updates(name: str) -> None:
     assert differing(state, expected) == []
     for built in pipe._built.values():
         for one in built.chunk.sets:
+            assert one.optimizer is not None
             assert one.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 5)
 
 
@@ -868,27 +994,32 @@ def noisy() -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("make", [noisy, dropped])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"recompute": True}, {"microbatches": 2, "replicas": 2}],
-    ids=["", "recompute", "replicas"],
-)
-@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
-def test_evaluation_is_the_mean_over_samples(
-    name: str, options: dict[str, Any], make: Callable[[], nn.Sequential]
-) -> None:
-    """Batches that micro-batches don't divide, and with fewer samples than micro-batches, weigh by their samples;
-    what is evaluated is the model whose state_dict a user would save."""
-    pipe = pipeline(make(), schedule=name, **options)
+def check_evaluation(pipe: weft.Pipeline, model: nn.Module) -> None:
+    """It is that of the model whose state_dict a user would save, and leaves no trace."""
     for batch in batches(3):
         pipe.step(*batch)
     held_out = [(numbers(rows, WIDTH, seed=rows), numbers(rows, WIDTH, seed=9)) for rows in (16, 7, 3, 1, 5)]
     loss = pipe.evaluate(iter(held_out))
-    model = make()
     model.load_state_dict(pipe.state_dict())
     assert loss == pytest.approx(mean_loss(model, held_out), rel=1e-5)
-    assert loss == pipe.evaluate(held_out)  # and it leaves no trace
+    assert loss == pipe.evaluate(held_out)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
+def test_evaluation_is_the_mean_over_samples(name: str, recompute: bool) -> None:
+    """Batches that micro-batches don't divide, and with fewer samples than micro-batches, weigh by their samples."""
+    check_evaluation(pipeline(noisy(), schedule=name, recompute=recompute), noisy())
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
+def test_replicas_evaluate_together(name: str) -> None:
+    check_evaluation(pipeline(dropped(), schedule=name, microbatches=2, replicas=2), dropped())
+
+
+def test_replicas_evaluate_with_the_statistics_of_the_first() -> None:
+    """For these are the model's, and the others are lost with the run."""
+    check_evaluation(pipeline(noisy(), microbatches=2, replicas=2), noisy())
 
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
@@ -956,7 +1087,7 @@ def test_a_step_does_not_drain_an_asynchronous_pipeline(name: str) -> None:
         result = pipe.step(*batch)
         assert result.minibatch is None or result.minibatch < t - 1
         assert runs[0].count(1) == 4 * t
-        assert 0 < runs[0].count(-1) < 4 * t
+        assert runs[0].count(-1) < 4 * t
         assert pipe._built[0, 0].chunk.flights
     pipe.flush()
     assert {(one.count(1), one.count(-1)) for one in runs} == {(20, 20)}
@@ -977,14 +1108,16 @@ def spoilt(data: list[Batch], *, at: Sequence[int]) -> list[Batch]:
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_nan_stops_unless_told_otherwise(name: str) -> None:
     pipe = pipeline(linear(), schedule=name)
-    with pytest.raises(WeftError, match=r'loss of mini-batch 2, micro-batch \d+, is nan; .*nan="skip"'):
+    with pytest.raises(WeftError, match=r'mini-batch 2, micro-batch 3 .*: the loss is nan; .*nan="skip"'):
         train(pipe, spoilt(batches(4), at=[2]))
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1e9}, {"recompute": True}], ids=["", "clip", "recompute"])
-@pytest.mark.parametrize("name", [*SYNCHRONOUS, "2bw", "wpipe"])
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_nan_skips_the_update_of_its_mini_batch(name: str, options: dict[str, Any]) -> None:
     """The version after it is the one before it; the learning rate does not fall for it. With a norm to 1e-6."""
+    if name == "pipedream" and "clip_norm" in options:
+        pytest.skip("pipedream has no norm over chunks of different delays")
     model, data = linear(), spoilt(batches(6), at=[1, 4])
     pipe = pipeline(model, schedule=name, nan="skip", lr_scheduler=falling, **options)
     results = [pipe.step(*batch) for batch in data] + [pipe.flush()]
@@ -1070,9 +1203,10 @@ def test_wpipe_has_a_norm_for_each_group(stages: int) -> None:
     assert result.norm in [pytest.approx(one, rel=1e-5) for one in norms]
 
 
-def test_pipedream_has_no_norm() -> None:
-    with pytest.raises(WeftError, match=r"one norm over all chunks.*pipedream.*4.*delays.*use 2bw, wpipe"):
-        pipeline(linear(), schedule="pipedream", stages=4, clip_norm=1.0)
+@pytest.mark.parametrize("stages", [2, 4])
+def test_pipedream_has_no_norm(stages: int) -> None:
+    with pytest.raises(WeftError, match=rf"one norm over all chunks.*pipedream.*{stages}.*delays.*use 2bw, wpipe"):
+        pipeline(linear(), schedule="pipedream", stages=stages, clip_norm=1.0)
 
 
 # Replicas

@@ -78,7 +78,10 @@ def schedule_for(schedule: str | Schedule, stages: int | None, microbatches: int
             )
         there = stages if stages is not None else schedule.stages if isinstance(schedule, Schedule) else 1
     if isinstance(schedule, Schedule):
-        if (schedule.stages, schedule.microbatches) != (there, microbatches or schedule.microbatches):
+        if (schedule.stages, schedule.microbatches) != (
+            there,
+            schedule.microbatches if microbatches is None else microbatches,
+        ):
             raise WeftError(
                 f"the schedule is for {schedule.stages} stages and {schedule.microbatches} micro-batches "
                 f"(stages: {there}, microbatches: {microbatches}); build it for those"
@@ -93,7 +96,7 @@ def runnable(program: Program) -> Program:
     """Refuse what the engine can't run."""
     newest = program.schedule.weights.backward == "newest"
     if program.ahead.any() or newest:
-        does = "runs backwards at other weights than their forwards" if newest else "predicts weights"
+        does = "predicts weights" if program.ahead.any() else "runs backwards at other weights than their forwards"
         raise WeftError(
             f"{program.schedule.name} {does}, which the runtime does not do yet; it can be drawn, simulated and "
             "checked; use 2bw, wpipe or pipedream to train"

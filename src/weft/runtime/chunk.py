@@ -118,9 +118,10 @@ class Chunk:
         saved: set[tuple[int, int]] = set()
         with _counting(saved):
             output = self._run(flight)
-        outputs = flatten(output)[0]
-        whole = self._count(saved, [tensor for tensor in outputs if tensor.requires_grad], leaves)
-        held = self._count(set(), [], leaves) if self.recompute else whole
+        outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+        given = [*leaves, *flatten(flight.target)[0]]
+        whole = self._count(saved, outputs, given)
+        held = self._count(set(), [], given) if self.recompute else whole
         self._known[shapes] = _Known(held, whole - held)
         return output
 

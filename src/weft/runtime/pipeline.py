@@ -207,11 +207,12 @@ class Pipeline:
         """Cut a batch into micro-batches, and give each rank what it needs of it."""
         self._check_whole()
         try:
-            _check_pair(inputs, targets)
             pieces_of = {
                 "inputs": self._pieces(inputs, 0, "inputs", even=even),
                 "targets": self._pieces(targets, self.schedule.chunks - 1, "targets", even=even),
             }
+            if all(pieces_of.values()):
+                _check_pair(inputs, targets)
         except WeftError as problem:
             if self._transport.abort(str(problem)):
                 self._broken = str(problem)
@@ -383,8 +384,7 @@ class Pipeline:
 
 
 def _check_pair(inputs: Any, targets: Any) -> None:
-    """Inputs and targets of one batch have as many samples, where a rank sees both."""
-    if inputs is not None and targets is not None:
-        sizes = batch_size(inputs, what="inputs"), batch_size(targets, what="targets")
-        if sizes[0] != sizes[1]:
-            raise WeftError(f"inputs and targets need as many samples (inputs: {sizes[0]}, targets: {sizes[1]})")
+    """Inputs and targets of one batch have as many samples."""
+    sizes = batch_size(inputs, what="inputs"), batch_size(targets, what="targets")
+    if sizes[0] != sizes[1]:
+        raise WeftError(f"inputs and targets need as many samples (inputs: {sizes[0]}, targets: {sizes[1]})")

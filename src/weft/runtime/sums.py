@@ -91,7 +91,8 @@ def _end(lanes: list[_Lane]) -> None:
         lane.jobs.put(None)
     end = time.monotonic() + GRACE
     for lane in lanes:
-        lane.thread.join(timeout=max(0.0, end - time.monotonic()))
+        if lane.thread is not threading.current_thread():  # the last to hold on to them may be a lane itself
+            lane.thread.join(timeout=max(0.0, end - time.monotonic()))
 
 
 def _work(jobs: queue.SimpleQueue[Job | None], all_reduce: AllReduce) -> None:

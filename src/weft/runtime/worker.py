@@ -23,7 +23,7 @@ from weft.runtime.meters import Meter
 from weft.runtime.nest import batch_size
 from weft.runtime.parameters import ParameterSet, gradient_bytes
 from weft.runtime.settlement import Settlement, Settler
-from weft.schedule import Op, Program, Step
+from weft.schedule import Action, Op, Program, Step
 
 FIRST_UPDATES = 3
 EMPTY = ("empty",)  # the skeleton of a micro-batch without samples
@@ -102,7 +102,7 @@ class Worker:
         rows = zip(*(one.cycle(self.rank, cycle, minibatches=minibatches) for one in self.programs), strict=True)
         for steps in rows:
             step = steps[0]
-            with self._naming(step):
+            with self._naming(step.action.chunk, self.begun + step.minibatch, step.action):
                 if step.action.op == Op.U:
                     yield from self._update(steps)
                     continue
@@ -115,18 +115,18 @@ class Worker:
             yield from self._settle_all()
 
     @contextlib.contextmanager
-    def _naming(self, step: Step) -> Iterator[None]:
-        """Let an error tell where it happened."""
+    def _naming(self, chunk: int, minibatch: int, action: Action | None = None) -> Iterator[None]:
+        """Let an error tell where it happened; without an action, in an update."""
         try:
             yield
         except RunError:
             raise
         except Exception as problem:
-            unit = (
-                "update" if step.action.op == Op.U else f"micro-batch {step.action.index % self.schedule.microbatches}"
-            )
-            minibatch = self.begun + step.minibatch
-            place = f"rank {self.number}, chunk {step.action.chunk}, mini-batch {minibatch}, {unit} ({step.action})"
+            unit = "update"
+            if action is not None and action.op != Op.U:
+                unit = f"micro-batch {action.index % self.schedule.microbatches}"
+            place = f"rank {self.number}, chunk {chunk}, mini-batch {minibatch}, {unit}"
+            place += "" if action is None else f" ({action})"
             if isinstance(problem, WeftError):
                 raise WeftError(f"{place}: {problem}") from problem
             raise RunError(f"{place}: {type(problem).__name__}: {problem}") from problem
@@ -163,7 +163,8 @@ class Worker:
         while not settlement.done.done() or settlement.done.exception() is not None:
             yield Wait(-1, (Op.U, chunk, settlement.minibatch), settlement.done)
         start = self.meter.start()
-        self._apply(chunk, one, self._pending[id(one)].popleft())
+        with self._naming(chunk, settlement.minibatch):
+            self._apply(chunk, one, self._pending[id(one)].popleft())
         self.meter.updated(start)
 
     # Actions
@@ -303,7 +304,7 @@ class Worker:
         """
         for step in self.programs[0].steps(self.rank, minibatches=1):
             if step.action.op == Op.F:
-                with self._naming(step):
+                with self._naming(step.action.chunk, self.begun + step.minibatch, step.action):
                     if step.needs >= 0:
                         key = key_of(step)
                         while key not in self.inbox:

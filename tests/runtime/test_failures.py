@@ -1,0 +1,600 @@
+"""What breaks ends: at once, on every rank, with the cause in hand and no process left behind.
+
+Two kinds of tests. In the first, ranks catch what a broken pipeline raises and go on with the next case, which shows
+what *every* rank is told. In the second, scripts as users write them break, and what counts is how they end.
+Times are bounded generously; the real ones, a few hundredths of a second, are printed by `pytest -s`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.runtime.test_launch import DEADLINE, SOON, Done, Scripts, eventually
+from torch import Tensor, nn
+
+import weft
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+ROOT = str(Path(__file__).parents[2])
+WIDTH, MICROBATCHES, RANKS = 8, 4, 3
+LONG = 60.0  # a deadline that no case comes to, so that no failure is only found by it
+SHORT = 1.5  # a deadline that a case waits for
+STEPS = "all ranks to come to the same call"
+
+
+# What every rank is told
+
+
+class Trap(nn.Linear):
+    """A layer that breaks, on one rank, at a chosen micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.broken, self.left = "", 0
+
+    def set(self, broken: str, at: int) -> None:
+        self.broken, self.left = broken, at
+
+    def forward(self, given: Tensor) -> Tensor:
+        if self.broken == "backward":
+            given.register_hook(self.spring)  # type: ignore[no-untyped-call]
+        elif self.broken == "forward" or (self.broken == "evaluate" and not self.training):
+            self.spring(given)
+        return super().forward(given)
+
+    def spring(self, _: Tensor) -> None:
+        self.left -= 1
+        if self.left < 0:
+            fail(f"no such {self.broken}")
+
+
+class BrokenSGD(torch.optim.SGD):
+    def step(self, closure: Any = None) -> NoReturn:
+        fail("no such state")
+
+
+class BrokenScheduler(torch.optim.lr_scheduler.ConstantLR):
+    def step(self, epoch: Any = None) -> None:
+        if self.last_epoch >= 0:
+            fail("no such rate")
+        super().step()
+
+
+_moment = 0.0  # when the cause of a failure came about on this rank
+
+
+def fail(what: str) -> NoReturn:
+    note()
+    raise LookupError(what)
+
+
+def note() -> None:
+    global _moment
+    _moment = time.monotonic()
+
+
+def mean_square(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def pipeline(*, model: nn.Sequential | None = None, **options: Any) -> weft.Pipeline:
+    if model is None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Trap() for _ in range(2 * RANKS)))
+    settings: dict[str, Any] = {"schedule": "1f1b", "microbatches": MICROBATCHES, "deadline": LONG}
+    return weft.Pipeline(model, **({"loss_fn": mean_square, "optimizer": sgd} | settings | options))
+
+
+def batch(samples: int = 24) -> Tensor:
+    return torch.linspace(-1, 1, samples * WIDTH).reshape(samples, WIDTH)
+
+
+def train(pipe: weft.Pipeline, steps: int = 4) -> None:
+    for _ in range(steps):
+        pipe.step(batch(), batch())
+    pipe.flush()
+
+
+def trapped(rank: int, broken: str, *, at: int, on: int = 1, **options: Any) -> weft.Pipeline:
+    torch.manual_seed(0)
+    layers = [Trap() for _ in range(2 * RANKS)]
+    if rank == on:
+        layers[2 * on].set(broken, at)
+    return pipeline(model=nn.Sequential(*layers), **options)
+
+
+def forward(rank: int) -> None:
+    train(trapped(rank, "forward", at=6))  # the third of the second mini-batch
+
+
+def backward(rank: int) -> None:
+    train(trapped(rank, "backward", at=6))
+
+
+def backward_in_the_drain(rank: int) -> None:
+    """The last backward of an asynchronous run, which only the flush reaches."""
+    pipe = trapped(rank, "backward", at=3 * MICROBATCHES - 1, schedule="2bw")
+    for _ in range(3):
+        pipe.step(batch(), batch())
+    pipe.flush()
+
+
+def loss_function(rank: int) -> None:
+    def broken(output: Tensor, target: Tensor) -> Tensor:
+        fail("no such class")
+
+    train(pipeline(loss_fn=broken if rank == RANKS - 1 else mean_square))
+
+
+def optimizer(rank: int) -> None:
+    train(pipeline(optimizer=functools.partial(BrokenSGD, lr=0.1) if rank == 0 else sgd))
+
+
+def rate(rank: int) -> None:
+    plain = torch.optim.lr_scheduler.ConstantLR
+    train(pipeline(lr_scheduler=BrokenScheduler if rank == 1 else plain, schedule="wpipe", microbatches=6), 2)
+
+
+def evaluate(rank: int) -> None:
+    trapped(rank, "evaluate", at=2, deadline=SHORT).evaluate([(batch(), batch())])
+
+
+def bad_batch(rank: int) -> None:
+    """Only the first rank sees it; the others pass None."""
+    pipe = pipeline()
+    pipe.step(batch(), batch())
+    note()
+    pipe.step(batch(7) if rank == 0 else None, batch() if rank == RANKS - 1 else None)
+
+
+def no_inputs(rank: int) -> None:
+    note()
+    pipeline().step(None, batch())
+
+
+def bad_loss(rank: int) -> None:
+    note()
+    pipeline(loss_fn=torch.sub).step(batch(), batch())
+
+
+def not_a_number(rank: int) -> None:
+    note()
+    pipeline().step(batch(), batch() * float("nan"))
+
+
+def again(rank: int) -> None:
+    """A broken pipeline says what broke it."""
+    pipe = pipeline()
+    try:
+        pipe.step(None, batch())
+    except (weft.RunError, weft.WeftError):
+        note()
+        pipe.step(batch(), batch())
+
+
+def other_structure(rank: int) -> None:
+    torch.manual_seed(0)
+    pipeline(model=nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=rank != 2 or n != 4) for n in range(6))))
+
+
+def other_shapes(rank: int) -> None:
+    torch.manual_seed(0)
+    inner = 9 if rank == 1 else 8
+    pipeline(model=nn.Sequential(nn.Linear(8, 8), nn.Linear(8, inner), nn.Linear(inner, 8)))
+
+
+def other_values(rank: int) -> None:
+    torch.manual_seed(rank == 1)
+    pipeline(model=nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3))))
+
+
+def other_settings(rank: int) -> None:
+    pipeline(seed=5 if rank == 1 else 4)
+
+
+def other_schedule(rank: int) -> None:
+    pipeline(schedule="gpipe" if rank == 2 else "1f1b")
+
+
+def flush_for_step(rank: int) -> weft.Pipeline:
+    """Of an asynchronous pipeline, where the flush itself waits for others."""
+    pipe = pipeline(deadline=SHORT, schedule="2bw")
+    pipe.step(batch(), batch())
+    note()
+    pipe.flush() if rank == 1 else pipe.step(batch(), batch())
+    return pipe
+
+
+def one_step_more(rank: int) -> weft.Pipeline:
+    pipe = pipeline(deadline=SHORT)
+    note()
+    if rank == 0:
+        pipe.step(batch(), batch())
+    return pipe
+
+
+def report_alone(rank: int) -> weft.Pipeline:
+    pipe = pipeline(deadline=SHORT)
+    note()
+    pipe.report() if rank == 2 else pipe.step(batch(), batch())
+    return pipe
+
+
+def state_alone(rank: int) -> weft.Pipeline:
+    pipe = pipeline(deadline=SHORT)
+    note()
+    if rank == 0:
+        pipe.state_dict()
+    return pipe
+
+
+CASES: list[Callable[[int], weft.Pipeline | None]] = [
+    *(forward, backward, backward_in_the_drain, loss_function, optimizer, rate, evaluate),
+    *(bad_batch, no_inputs, bad_loss, not_a_number, again),
+    *(other_structure, other_shapes, other_values, other_settings, other_schedule),
+    *(flush_for_step, one_step_more, report_alone, state_alone),
+]
+
+
+class Caught(NamedTuple):
+    """What all ranks were told, by case, and what the run wrote."""
+
+    told: dict[str, list[Told]]
+    err: str
+
+
+class Told(NamedTuple):
+    """What a rank was told, and the seconds since the cause."""
+
+    error: str
+    text: str
+    when: float
+    moment: float
+
+
+def run_cases() -> dict[str, Told]:
+    """What comes of each case on this rank."""
+    global _moment
+    train(pipeline())  # loads what is loaded at the first use, which takes seconds
+    told: dict[str, Told] = {}
+    for case in CASES:
+        dist.barrier()
+        _moment = 0.0
+        error: BaseException | None = None
+        pipe = None
+        try:
+            pipe = case(dist.get_rank())
+        except (ValueError, RuntimeError, LookupError) as problem:
+            error = problem
+        told[case.__name__] = Told(type(error).__name__, str(error), time.monotonic(), _moment)
+        print(f"after {case.__name__}", file=sys.stderr, flush=True)
+        dist.barrier()
+        del pipe  # its connections would be closed, which would end others' waits
+    return told
+
+
+SCRIPT = """
+import json
+import weft
+from tests.runtime.test_failures import RANKS, run_cases
+
+if __name__ == "__main__":
+    print(json.dumps(weft.launch(run_cases, ranks=RANKS)))
+"""
+
+
+def environment(scripts: Scripts) -> dict[str, str]:
+    """Torch's own cache is not what a run may not leave behind."""
+    return {"PYTHONPATH": ROOT, "TORCHINDUCTOR_CACHE_DIR": str(scripts.folder / "cache")}
+
+
+@pytest.fixture(scope="module")
+def caught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caught]:
+    scripts = Scripts(tmp_path_factory.mktemp("caught"))
+    try:
+        done = scripts.run(SCRIPT, **environment(scripts))
+        assert done.code == 0, done.err
+        ranks = json.loads(done.out)
+        yield Caught({case.__name__: [Told(*rank[case.__name__]) for rank in ranks] for case in CASES}, done.err)
+    finally:
+        scripts.end()
+
+
+def seconds(told: list[Told]) -> float:
+    """From the cause until every rank was told."""
+    return max(one.when for one in told) - max(one.moment for one in told)
+
+
+@pytest.mark.parametrize(
+    ("case", "rank", "place"),
+    [
+        ("forward", 1, "chunk 1, mini-batch 1, micro-batch 2 (1F6): LookupError: no such forward"),
+        ("backward", 1, "chunk 1, mini-batch 1, micro-batch 2 (1B6): LookupError: no such backward"),
+        ("loss_function", 2, "chunk 2, mini-batch 0, micro-batch 0 (2F0): LookupError: no such class"),
+        ("optimizer", 0, "chunk 0, mini-batch 0, update (0U0): LookupError: no such state"),
+        ("rate", 1, "chunk 4, mini-batch 0, update (4U0): LookupError: no such rate"),
+    ],
+)
+def test_every_rank_learns_where_and_why(caught: Caught, case: str, rank: int, place: str) -> None:
+    """Rank, chunk, micro-batch and cause, on the rank itself and on all others, not only its neighbours."""
+    told = caught.told[case]
+    print(f"{case}: {seconds(told):.3f} s")
+    assert [one.text for one in told] == [f"rank {rank}, {place}"] * RANKS
+    assert [one.error for one in told] == ["RunError" if one == rank else "PeerError" for one in range(RANKS)]
+    assert seconds(told) < SOON
+
+
+def test_a_failure_in_a_flush_is_told_to_whoever_still_waits(caught: Caught) -> None:
+    """The last rank is through with its part by then."""
+    told = caught.told["backward_in_the_drain"]
+    assert [one.text for one in told[:2]] == [
+        "rank 1, chunk 1, mini-batch 2, micro-batch 3 (1B11): LookupError: no such backward"
+    ] * 2
+    assert [one.error for one in told] == ["PeerError", "RunError", "NoneType"]
+    assert seconds(told) < SOON
+
+
+def test_a_failure_in_an_evaluation_is_told_with_its_place(caught: Caught) -> None:
+    """The first rank, which may be through with its forwards, comes to know of it at the latest by the deadline."""
+    told = caught.told["evaluate"]
+    place = "rank 1, chunk 1, mini-batch 0, micro-batch 2 (1F2): LookupError: no such evaluate"
+    assert [one.text for one in told[1:]] == [place] * 2
+    assert [one.error for one in told[1:]] == ["RunError", "PeerError"]
+    assert told[0].error in ("RunError", "PeerError")
+
+
+@pytest.mark.parametrize(
+    ("case", "rank", "words"),
+    [
+        ("bad_batch", 0, "(samples: 7, 4 micro-batches); use a multiple of 4 samples"),
+        ("no_inputs", 0, "rank 0 holds chunk 0 and needs inputs (got None)"),
+        ("bad_loss", 2, "loss_fn must return one floating-point number, the mean loss (got a tensor of shape (6, 8))"),
+        ("not_a_number", 2, "rank 2, chunk 2, mini-batch 0, micro-batch 0 (2F0): the loss is nan"),
+    ],
+)
+def test_bad_input_of_one_rank_is_told_to_all(caught: Caught, case: str, rank: int, words: str) -> None:
+    told = caught.told[case]
+    assert all(words in one.text for one in told), told
+    assert [one.error for one in told] == ["WeftError" if one == rank else "PeerError" for one in range(RANKS)]
+    assert seconds(told) < SOON
+
+
+def test_a_broken_pipeline_says_so(caught: Caught) -> None:
+    for one in caught.told["again"]:
+        assert one.error == "RunError"
+        assert one.text.startswith("this pipeline broke before (rank 0 holds chunk 0 and needs inputs")
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("other_structure", "rank 2's differs from rank 0's"),
+        ("other_shapes", "rank 1's differs from rank 0's: 1.weight ((9, 8), torch.float32, trained"),
+        ("other_values", "the values of 0.weight on rank 1 differ from rank 0's; call torch.manual_seed"),
+        ("other_settings", "all ranks need the same seed (rank 0: 4, rank 1: 5)"),
+        ("other_schedule", "all ranks need the same schedule"),
+    ],
+)
+def test_ranks_that_differ_are_refused_before_training(caught: Caught, case: str, words: str) -> None:
+    """On every rank, in the same words."""
+    told = caught.told[case]
+    assert {one.error for one in told} == {"WeftError"}
+    assert len({one.text for one in told}) == 1
+    assert words in told[0].text
+
+
+@pytest.mark.parametrize(
+    ("case", "waits"),
+    [
+        ("flush_for_step", {0: "for chunk 0 from rank 1", 2: "for chunk 2 from rank 1"}),
+        ("one_step_more", {0: "the backward of micro-batch 0 for chunk 0 from rank 1"}),
+        ("report_alone", {0: "from rank 1", 1: "from rank 2", 2: STEPS}),
+        ("state_alone", {0: STEPS}),
+    ],
+)
+def test_ranks_that_make_other_calls_end_at_the_deadline(caught: Caught, case: str, waits: dict[int, str]) -> None:
+    """Every rank that waits says for what, or that another one, which waited too, is gone; the first one that
+    waited in vain shows the stacks of all ranks."""
+    told = caught.told[case]
+    assert seconds(told) < SHORT + 2 * SOON
+    for rank, what in waits.items():
+        assert told[rank].error in ("RunError", "PeerError"), told
+        assert what in told[rank].text or told[rank].error == "PeerError", told
+    assert any(f"waited {SHORT:g} s for" in one.text and "raise deadline=" in one.text for one in told)
+    err = caught.err
+    end = err.rindex(f"after {case}\n")
+    before = err[: err.index(f"after {case}\n")].rfind("after ")
+    assert {rank for rank in range(RANKS) if f"weft: stacks of rank {rank} (pid " in err[before:end]} == set(
+        range(RANKS)
+    )
+
+
+# How scripts end
+
+
+USERS = """
+import os, signal, sys, time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import weft
+from torch import nn
+
+def note(name):
+    Path(f"{name}.part").write_text(repr(time.monotonic()))
+    os.replace(f"{name}.part", name)
+
+class Layer(nn.Linear):
+    does = ""
+
+    def forward(self, given):
+        if self.does and self.training:
+            note("moment")
+            getattr(self, self.does)()
+        return super().forward(given)
+
+    def raises(self):
+        raise LookupError("no such word")
+
+    def dies(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def stops(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def spins(self):
+        while True:
+            pass
+
+def train(does):
+    rank = dist.get_rank()
+    Path(f"{does}.{rank}").write_text(str(os.getpid()))
+    inputs = torch.ones(8, 4)
+    for broken, deadline in (("", 60.0), (does, 2.0)):  # the first one loads what is loaded at the first use
+        torch.manual_seed(0)
+        model = nn.Sequential(Layer(4, 4), nn.Tanh(), Layer(4, 4), nn.Tanh())
+        if rank == 1:
+            model[2].does = broken
+        pipe = weft.Pipeline(
+            model,
+            loss_fn=nn.functional.mse_loss,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            schedule="1f1b",
+            microbatches=4,
+            balance=[2, 2],
+            deadline=deadline,
+        )
+        pipe.step(inputs, inputs)
+    note(f"trains.{rank}")
+    while True:
+        pipe.step(inputs, inputs)
+
+if __name__ == "__main__":
+    *caught, last = sys.argv[1:]
+    for does in caught:
+        try:
+            weft.launch(train, does, ranks=2)
+        except weft.RunError as problem:
+            note(f"{does}.end")
+            os.replace("moment", f"{does}.moment")
+            Path(f"{does}.left").write_text(str([pid for pid in Path().glob(f"{does}.?")
+                                                 if Path(f"/proc/{pid.read_text()}").exists()]))
+            print(problem, file=sys.stderr)
+        print(f"after {does}", file=sys.stderr, flush=True)
+    weft.launch(train, last, ranks=2)
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Iterator[Scripts]:
+    one = Scripts(tmp_path)
+    try:
+        yield one
+    finally:
+        one.end()
+
+
+def moment(scripts: Scripts, name: str) -> float:
+    return float((scripts.folder / name).read_text())
+
+
+def finish(scripts: Scripts, process: Any) -> Done:
+    """Wait for the end of a script and of all its processes, and tell how long it took since the cause."""
+    code = process.wait(timeout=DEADLINE)
+    now = time.monotonic()
+    eventually(lambda: not scripts.alive(), SOON)
+    print(f"exit after {now - moment(scripts, 'moment'):.3f} s")
+    assert now - moment(scripts, "moment") < 3 * SOON
+    return Done(code, (scripts.folder / "out").read_text(), (scripts.folder / "err").read_text())
+
+
+def check_stacks(err: str, how: str) -> None:
+    """Those of both ranks, from where each of them is."""
+    reason, *stacks = err.split("weft: stacks of rank ")
+    assert "weft: rank 0 (pid " in reason
+    assert "rank 0 waited 2 s for the backward of micro-batch 0 for chunk 0 from rank 1" in reason
+    assert [stack[0] for stack in stacks] == ["0", "1"]
+    assert " in step\n" in stacks[0]
+    assert f" in {how}\n" in stacks[1]
+    assert ("which was stopped and goes on now" in stacks[1]) == (how == "stops")
+
+
+def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:
+    """One script breaks in three ways, and catches all but the last: each time no rank is left when it is told, and
+    in the end none of its processes."""
+    process = scripts.start(USERS, str(scripts.folder / "script.py"), "raises", "dies", "stops", **environment(scripts))
+    done = finish(scripts, process)
+    assert done.code == 1
+    for does in ("raises", "dies"):
+        after = moment(scripts, f"{does}.end") - moment(scripts, f"{does}.moment")
+        print(f"{does}: {after:.3f} s")
+        assert after < SOON
+        assert (scripts.folder / f"{does}.left").read_text() == "[]"
+    raises, rest = done.err.split("after raises\n")
+    dies, stops = rest.split("after dies\n")
+    assert raises.startswith(
+        "rank 1 failed: RunError: rank 1, chunk 1, mini-batch 0, micro-batch 0 (1F0): LookupError: no such word\n"
+    )
+    assert ", in raises\n" in raises
+    assert dies.startswith("rank 1 was killed by SIGKILL")
+    check_stacks(stops, "stops")
+    assert "weft.errors.RunError: rank 0 failed: RunError: rank 0 waited 2 s for the backward of micro-batch 0" in stops
+
+
+@pytest.mark.parametrize("how", [(), TORCHRUN], ids=["launch", "torchrun"])
+def test_ctrl_c_leaves_at_once(scripts: Scripts, how: tuple[str, ...]) -> None:
+    """While one rank computes without end and the other waits for it, deep inside of gloo."""
+    script = str(scripts.folder / "script.py")
+    process = scripts.start(USERS.replace("2.0", "60.0"), *how, script, "spins", **environment(scripts))
+    wait_for_moment(scripts, process)
+    os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+    done = finish(scripts, process)
+    if how:
+        assert done.code == 1
+    else:
+        assert done.code == -signal.SIGINT
+        assert done.err.count("Traceback") == 1
+        assert done.err.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def wait_for_moment(scripts: Scripts, process: Any) -> None:
+    def there() -> bool:
+        assert process.poll() is None, (scripts.folder / "err").read_text()
+        return (scripts.folder / "moment").exists()
+
+    eventually(there)
+
+
+@pytest.mark.parametrize("does", ["raises", "dies", "spins"])
+def test_torchrun_ends_when_a_rank_breaks(scripts: Scripts, does: str) -> None:
+    process = scripts.start(USERS, *TORCHRUN, str(scripts.folder / "script.py"), does, **environment(scripts))
+    done = finish(scripts, process)
+    assert done.code == 1
+    if does == "raises":
+        assert (
+            "weft.errors.RunError: rank 1, chunk 1, mini-batch 0, micro-batch 0 (1F0): LookupError: no such word"
+            in done.err
+        )
+    elif does == "dies":
+        assert "Signal 9 (SIGKILL) received by PID" in done.err
+    else:
+        check_stacks(done.err, does)
+        assert "weft.errors.RunError: rank 0 waited 2 s for the backward of micro-batch 0" in done.err

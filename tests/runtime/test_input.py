@@ -1,0 +1,459 @@
+"""Bad input: the error states the rule, the values and the remedy, as early as it can be known, on every rank."""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+import weft
+from weft.errors import PeerError, RunError, ScheduleError, WeftError
+
+ROWS, WIDTH = 8, 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def sgd(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def layers(count: int = 4) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(count)))
+
+
+def pipeline(model: Any = None, **options: Any) -> weft.Pipeline:
+    chosen: dict[str, Any] = {
+        "loss_fn": functional.mse_loss,
+        "optimizer": sgd,
+        "schedule": "1f1b",
+        "microbatches": 4,
+        "stages": None if dist.is_initialized() else 2,
+    }
+    return weft.Pipeline(layers() if model is None else model, **chosen | options)
+
+
+def rows(count: int = ROWS) -> Tensor:
+    return torch.ones(count, WIDTH)
+
+
+def train(pipe: weft.Pipeline, *, steps: int) -> None:
+    for _ in range(steps):
+        pipe.step(rows(), rows())
+    pipe.flush()
+
+
+# Before anything is built
+
+
+def frozen() -> nn.Sequential:
+    return layers().requires_grad_(False)
+
+
+CHOICES: dict[str, tuple[dict[str, Any], str]] = {
+    "microbatches 0": ({"microbatches": 0}, r"microbatches must be a whole number of 1 or more \(got 0\)"),
+    "microbatches half": ({"microbatches": 2.5}, r"microbatches must be a whole number of 1 or more \(got 2\.5\)"),
+    "microbatches none": ({"microbatches": None}, r"needs microbatches"),
+    "stages 0": ({"stages": 0}, r"stages must be a whole number of 1 or more \(got 0\)"),
+    "stages true": ({"stages": True}, r"stages must be a whole number of 1 or more \(got True\)"),
+    "replicas 0": ({"replicas": 0}, r"replicas must be a whole number of 1 or more \(got 0\)"),
+    "wpipe": (
+        {"schedule": "wpipe", "microbatches": 3},
+        r"multiple of stages \(microbatches: 3, stages: 2\); use 2 or 4",
+    ),
+    "2bw": ({"schedule": "2bw", "microbatches": 1}, r"2bw .*microbatches: 1, stages: 2.*; use"),
+    "interleaved": ({"schedule": "interleaved", "microbatches": 3}, r"interleaved.*microbatches: 3, stages: 2.*; use"),
+    "unknown": ({"schedule": "wpip"}, r"no schedule 'wpip', did you mean 'wpipe'\?; known are .*1f1b"),
+    "predicting": ({"schedule": "xpipe"}, r"xpipe predicts weights.*not.*yet.*use 2bw, wpipe or pipedream"),
+    "predict": ({"predict": {}}, r"predict= is for schedules that predict weights"),
+    "more stages than layers": (
+        {"stages": 5},
+        r"at least one layer a chunk \(layers: 4, chunks: 5\); use fewer stages",
+    ),
+    "more chunks than layers": (
+        {"schedule": "wpipe", "stages": 4},
+        r"at least one layer a chunk \(layers: 4, chunks: 8\); use fewer stages",
+    ),
+    "balance sum": ({"balance": [1, 2]}, r"balance: \[1, 2\], sum: 3.*layers: 4, chunks: 2\); use such as \[2, 2\]"),
+    "balance 0": ({"balance": [0, 4]}, r"balance\[0\] must be a whole number of 1 or more \(got 0\)"),
+    "balance word": ({"balance": "times"}, r"balance is .*got 'times'\), did you mean 'time'\?"),
+    "balance time": ({"balance": "time"}, r"example: None\); give example="),
+    "recompute": (
+        {"recompute": [True]},
+        r"recompute is true, false, or one of them a chunk \(got \[True\], chunks: 2\)",
+    ),
+    "recompute numbers": ({"recompute": [1, 0]}, r"recompute is true, false, or one of them a chunk"),
+    "clip 0": ({"clip_norm": 0.0}, r"clip_norm is a number above 0, or None \(got 0\.0\)"),
+    "clip nan": ({"clip_norm": math.nan}, r"clip_norm is a number above 0, or None \(got nan\)"),
+    "precision": ({"precision": "fp16"}, r"precision is \"fp32\" or \"bf16\" \(got 'fp16'\)"),
+    "nan": ({"nan": "ignore"}, r"nan is \"stop\" or \"skip\".*got 'ignore'"),
+    "seed": ({"seed": 0.5}, r"seed is a whole number \(got 0\.5\)"),
+    "deadline": ({"deadline": 0}, r"deadline is a number of seconds above 0 \(got 0\)"),
+    "no optimizer": ({"optimizer": lambda params: None}, r"optimizer is a function .*got NoneType"),
+    "other parameters": (
+        {"optimizer": lambda params: sgd(layers().parameters())},
+        r"just the parameters that it is given.*given: 4, held: 8\); build it from the function's argument",
+    ),
+    "too few parameters": (
+        {"optimizer": lambda params: sgd(params[:1])},
+        r"just the parameters that it is given.*given: 4, held: 1\); build it from the function's argument",
+    ),
+    "lbfgs": ({"optimizer": torch.optim.LBFGS}, r"LBFGS.*use another optimizer"),
+    "an optimizer": ({"optimizer": sgd(layers().parameters())}, r"optimizer is a function.*such as lambda params"),
+    "no loss": ({"loss_fn": None}, r"loss_fn is a function"),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_choices_that_cannot_be(case: str) -> None:
+    options, message = CHOICES[case]
+    with pytest.raises(WeftError, match=message):
+        pipeline(**options)
+
+
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing": (lambda: nn.Sequential(), r"at least one layer"),
+    "no layers": (list, r"at least one layer"),
+    "no parameters": (
+        lambda: nn.Sequential(nn.Tanh(), nn.ReLU()),
+        r"nothing to train: no parameter needs a gradient \(parameters: 0, layers: 2\); set requires_grad",
+    ),
+    "frozen": (
+        frozen,
+        r"nothing to train: no parameter needs a gradient \(parameters: 80, layers: 4\); set requires_grad",
+    ),
+    "a function": (lambda: [nn.Linear(4, 4), torch.tanh], r"a list of layers holds nn\.Modules \(got "),
+    "no module": (lambda: "model", r"only an nn\.Module can be cut into layers \(got str\)"),
+    "no example": (lambda: nn.Linear(4, 4), r"cut along an example.*example: None\); give"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models_that_cannot_be(case: str) -> None:
+    make, message = MODELS[case]
+    with pytest.raises(WeftError, match=message):
+        pipeline(make())
+
+
+def test_schedules_of_the_users_own_are_verified() -> None:
+    """A schedule in which ranks would wait for each other for ever is refused before there is a rank to wait."""
+    stuck = weft.Schedule(name="stuck", stages=2, microbatches=1, streams=["0B0 0F0", "1F0 1B0"])
+    with pytest.raises(ScheduleError):
+        pipeline(schedule=stuck, microbatches=1)
+
+
+@pytest.mark.parametrize("options", [{"stages": 3}, {"microbatches": 8}, {"microbatches": 0}], ids=str)
+def test_a_schedule_for_other_sizes(options: dict[str, int]) -> None:
+    built = weft.schedule("1f1b", stages=2, microbatches=4)
+    values = f"stages: {options.get('stages', 2)}, microbatches: {options.get('microbatches', 4)}"
+    with pytest.raises(
+        WeftError, match=rf"for 2 stages and 4 micro-batches \({values}\); build it for those|whole number"
+    ):
+        pipeline(schedule=built, **options)
+
+
+# What a step is given
+
+
+@pytest.mark.parametrize("samples", [0, 2, 6, 9])
+@pytest.mark.parametrize("what", ["inputs", "targets"])
+def test_a_batch_that_micro_batches_do_not_divide(what: str, samples: int) -> None:
+    pipe = pipeline()
+    batch = {"inputs": rows(), "targets": rows()} | {what: rows(samples)}
+    message = rf"equal micro-batches \(samples: {samples}, 4 micro-batches\); use a multiple of 4 samples"
+    with pytest.raises(WeftError, match=message):
+        pipe.step(**batch)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw", "wpipe"])
+def test_a_batch_that_is_refused_leaves_no_trace(schedule: str) -> None:
+    """On virtual ranks, where all of them know at once: training goes on as if it had not been there."""
+    pipes = []
+    for bad in (False, True):
+        torch.manual_seed(0)
+        pipes.append(pipeline(schedule=schedule))
+        for t in range(4):
+            if bad:
+                for batch in ((rows(6), rows()), (rows(), rows(6)), (rows(), None)):
+                    with pytest.raises(WeftError):
+                        pipes[-1].step(*batch)
+            pipes[-1].step(rows() * t, rows())
+    one, other = (pipe.state_dict() for pipe in pipes)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_replicas_need_a_multiple_too() -> None:
+    pipe = pipeline(replicas=2)
+    message = r"samples: 12, 4 micro-batches x 2 replicas\); use a multiple of 8 samples"
+    with pytest.raises(WeftError, match=message):
+        pipe.step(rows(12), rows(12))
+
+
+@pytest.mark.parametrize(("what", "rank", "chunk"), [("inputs", 0, 0), ("targets", 1, 1)])
+def test_nothing_is_given(what: str, rank: int, chunk: int) -> None:
+    pipe = pipeline()
+    batch = {"inputs": rows(), "targets": rows()} | {what: None}
+    with pytest.raises(WeftError, match=rf"rank {rank} holds chunk {chunk} and needs {what} \(got None\)"):
+        pipe.step(**batch)
+
+
+def test_parts_of_different_sizes() -> None:
+    with pytest.raises(WeftError, match=r"tensors of inputs need one first dimension, the samples \(sizes: 4, 8\)"):
+        pipeline().step((rows(8), rows(4)), rows())
+
+
+def test_a_batch_of_another_kind() -> None:
+    class Encoded(collections.UserDict[str, Tensor]):
+        pass
+
+    with pytest.raises(WeftError, match=r"tensors, numbers, texts and None.*Encoded"):
+        pipeline().step(Encoded(x=rows()), rows())
+
+
+class Strange(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return {super().forward(x)}
+
+
+def test_a_layer_that_gives_what_no_message_can_carry() -> None:
+    model = nn.Sequential(Strange(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(WeftError, match=r"builtins\.set\); let the layer before the cut return such values"):
+        pipeline(model).step(rows(), rows())
+
+
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
+    "a vector": (lambda output, target: (output - target).sum(1), r"a tensor of shape \(2,\)"),
+    "a table": (lambda output, target: functional.mse_loss(output, target, reduction="none"), r"shape \(2, 4\)"),
+    "a float": (lambda output, target: (output - target).mean().item(), r"got float"),
+    "nothing": (lambda output, target: None, r"got NoneType"),
+    "a whole number": (lambda output, target: (output > target).sum(), r"a tensor of shape \(\)"),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_a_loss_that_is_no_number(case: str) -> None:
+    loss_fn, got = LOSSES[case]
+    with pytest.raises(WeftError, match=rf"loss_fn must return one floating-point number.*{got}.*; take its mean"):
+        pipeline(loss_fn=loss_fn).step(rows(), rows())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "2bw"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_loss_without_a_gradient(schedule: str, recompute: bool) -> None:
+    pipe = pipeline(loss_fn=lambda output, target: target.mean(), schedule=schedule, recompute=recompute)
+    with pytest.raises(
+        WeftError, match=r"loss depends on no parameter that needs a gradient; let loss_fn use the output"
+    ):
+        pipe.step(rows(), rows())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite(value: float) -> None:
+    message = rf'mini-batch 1, micro-batch 0 .*: the loss is {value}; lower the learning rate.*nan="skip"'
+    pipe = pipeline()
+    pipe.step(rows(), rows())
+    with pytest.raises(WeftError, match=message):
+        pipe.step(rows(), rows() * value)
+
+
+def test_an_evaluation_of_nothing() -> None:
+    with pytest.raises(WeftError, match=r"evaluate needs at least one sample \(got none from the loader\)"):
+        pipeline().evaluate([])
+
+
+# Exceptions of the user's own code
+
+
+class Fails(nn.Linear):
+    """Fails in its n-th forward, or in the backward of it."""
+
+    def __init__(self, *, at: int, backward: bool = False) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.left, self.backward = at, backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.left -= 1
+        if self.left < 0 and not self.backward:
+            raise KeyError("no such thing")
+        if self.left < 0:
+            y.register_hook(lambda gradient: self.fail())  # type: ignore[no-untyped-call]
+        return y
+
+    def fail(self) -> None:
+        raise KeyError("no such thing")
+
+
+def failing(*, at: int, backward: bool = False) -> nn.Sequential:
+    return nn.Sequential(*layers(2), Fails(at=at, backward=backward), *layers(1))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "backward", "action"),
+    [
+        ("1f1b", False, "1F5"),
+        ("1f1b", True, "1B5"),
+        ("zb-h1", True, "1I5"),
+        ("2bw", False, "1F5"),
+        ("2bw", True, "1B5"),
+    ],
+)
+def test_an_exception_names_its_place(schedule: str, backward: bool, action: str, recompute: bool) -> None:
+    """Rank, chunk, micro-batch and cause. With a recompute each forward comes a second time, for the backward."""
+    at = 5 if not recompute else 10 if not backward else 11
+    pipe = pipeline(failing(at=at, backward=backward), schedule=schedule, balance=[2, 2], recompute=recompute)
+    place = rf"rank 1, chunk 1, mini-batch 1, micro-batch 1 \({action}\): KeyError: 'no such thing'"
+    with pytest.raises(RunError, match=place) as caught:
+        train(pipe, steps=3)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+class BadStep(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"replicas": 2}], ids=["", "clip", "replicas"])
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+def test_an_exception_in_an_update_names_its_place(schedule: str, options: dict[str, Any]) -> None:
+    """Also where it waits for other ranks' gradients and is made later."""
+    pipe = pipeline(schedule=schedule, optimizer=lambda params: BadStep(params, lr=0.1), **options)
+    with pytest.raises(RunError, match=r"rank \d, chunk \d, mini-batch 0, update.*: KeyError: 'no such thing'"):
+        train(pipe, steps=1)
+
+
+def test_an_exception_in_the_loss_names_its_place() -> None:
+    """Such as that of targets that do not fit."""
+    with pytest.raises(RunError, match=r"rank 1, chunk 1, mini-batch 0, micro-batch 0 \(1F0\): .*size"):
+        pipeline(loss_fn=functional.cross_entropy).step(rows(), torch.zeros(8, 3, dtype=torch.long))
+
+
+def test_inputs_and_targets_of_different_sizes() -> None:
+    with pytest.raises(WeftError, match=r"as many samples \(inputs: 8, targets: 4\)"):
+        pipeline().step(rows(), rows()[:4])
+
+
+def test_an_exception_in_an_evaluation_names_its_place() -> None:
+    with pytest.raises(RunError, match=r"rank 1, chunk 1, .*micro-batch 2.*: KeyError: 'no such thing'"):
+        pipeline(failing(at=2), balance=[2, 2]).evaluate([(rows(), rows())])
+
+
+def test_a_pipeline_that_broke_says_so() -> None:
+    pipe = pipeline(failing(at=0))
+    with pytest.raises(RunError):
+        pipe.step(rows(), rows())
+    for again in (lambda: pipe.step(rows(), rows()), lambda: pipe.evaluate([(rows(), rows())])):
+        with pytest.raises(RunError, match=r"broke before \(rank 1, chunk 1, .*no such thing.*\); build a new one"):
+            again()
+
+
+# On every rank
+
+
+def model_of(rank: int, difference: str) -> nn.Sequential:
+    torch.manual_seed(rank if difference == "values" else 0)
+    model = layers(4 + (rank if difference == "layers" else 0))
+    return model.double() if difference == "dtype" and rank else model
+
+
+def bad(case: str, rank: int) -> object:
+    """One thing that a rank can do wrong."""
+    if case in ("values", "layers", "dtype"):
+        return pipeline(model_of(rank, case))
+    torch.manual_seed(0)
+    if case == "seed":
+        return pipeline(seed=rank)
+    if case == "schedule":
+        return pipeline(schedule=["1f1b", "gpipe"][rank])
+    if case == "replicas":
+        return pipeline(replicas=3)
+    if case == "stages":
+        return pipeline(stages=4)
+    if case == "more stages than layers":
+        return pipeline(layers(1))
+    if case == "batch":
+        return pipeline().step(rows(6), rows())
+    if case == "loss":
+        return pipeline(loss_fn=lambda output, target: output - target).step(rows(), rows())
+    if case == "nan":
+        return pipeline().step(rows(), rows() * math.nan)
+    if case == "exception":
+        return pipeline(failing(at=1), balance=[2, 2]).step(rows(), rows())
+    raise AssertionError(case)
+
+
+EVERYWHERE = {  # on both ranks
+    "values": r"all ranks need the same model; the values of 0\.weight on rank 1 differ.*torch\.manual_seed",
+    "layers": r"all ranks need the same model; rank 1's differs.*10 tensors instead of 8.*same code and settings",
+    "dtype": r"all ranks need the same model; .*0\.weight .*torch\.float64.* instead of 0\.weight .*torch\.float32",
+    "seed": r"all ranks need the same seed \(rank 0: 0, rank 1: 1\); build",
+    "schedule": r"all ranks need the same schedule \(rank 0: .*, rank 1: .*\); build",
+    "replicas": r"replicas must divide the number of ranks \(ranks: 2, replicas: 3\)",
+    "stages": r"stages: 4, ranks: 2, replicas: 1\); leave it out, or start 4 ranks",
+    "more stages than layers": r"at least one layer a chunk \(layers: 1, chunks: 2\)",
+}
+FIRST_HAND = {  # the rank that knows, and what it says; the other one tells it on
+    "batch": (0, WeftError, r"samples: 6, 4 micro-batches\); use a multiple of 4"),
+    "loss": (1, WeftError, r"loss_fn must return one floating-point number.*\(2, 4\)"),
+    "nan": (1, WeftError, r"rank 1, chunk 1, mini-batch 0, micro-batch 0 .*: the loss is nan"),
+    "exception": (1, RunError, r"rank 1, chunk 1, mini-batch 0, micro-batch 1 \(1F1\): KeyError: 'no such thing'"),
+}
+
+
+def on_two_ranks(cases: list[str]) -> list[tuple[str, str]]:
+    """What each mistake brings on this rank: type and message of the error."""
+    torch.set_num_threads(1)
+    found = []
+    for case in cases:
+        try:
+            bad(case, dist.get_rank())
+        except Exception as problem:
+            found.append((type(problem).__name__, str(problem)))
+        else:
+            found.append(("", ""))
+        dist.barrier()
+    return found
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[tuple[str, str]]]:
+    """By case: what both ranks say."""
+    cases = [*EVERYWHERE, *FIRST_HAND]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import this file from where we stand
+        ranks = weft.launch(on_two_ranks, cases, ranks=2)
+    return dict(zip(cases, map(list, zip(*ranks, strict=True)), strict=True))
+
+
+@pytest.mark.parametrize("case", EVERYWHERE)
+def test_all_ranks_refuse_before_training(told: dict[str, list[tuple[str, str]]], case: str) -> None:
+    for kind, message in told[case]:
+        assert kind == WeftError.__name__
+        assert re.search(EVERYWHERE[case], message, re.DOTALL)
+
+
+@pytest.mark.parametrize("case", FIRST_HAND)
+def test_all_ranks_come_to_know(told: dict[str, list[tuple[str, str]]], case: str) -> None:
+    """The cause is on the lips of every rank, not just a lost connection."""
+    rank, kind, message = FIRST_HAND[case]
+    mine, other = told[case][rank], told[case][1 - rank]
+    assert mine[0] == kind.__name__
+    assert other[0] == PeerError.__name__
+    for _, said in (mine, other):
+        assert re.search(message, said, re.DOTALL)

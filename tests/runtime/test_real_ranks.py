@@ -1,0 +1,431 @@
+"""Real ranks do what virtual ones do, to the bit, and nothing grows while they do it.
+
+Everything that the runtime offers, in one launch of two ranks and one of four; the same run on virtual ranks in this
+process is what it has to equal. Results travel as digests: equal digests are equal bits.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.runtime.test_launch import DEADLINE, Scripts, eventually, listeners
+from torch import Tensor, nn
+
+import weft
+from weft.runtime.links import Incoming, Outgoing
+from weft.runtime.transport import Processes
+
+ROOT = str(Path(__file__).parents[2])
+WIDTH, WORDS, ROWS, STEPS = 16, 16, 8, 6
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe"]
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1, as /proc/net writes them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is trained, and how."""
+
+    schedule: str
+    model: str = "tied"
+    microbatches: int = 4
+    options: dict[str, Any] = field(default_factory=dict)
+    nan_at: int = -1  # the mini-batch with a bad target
+
+    def __str__(self) -> str:
+        return "-".join([self.schedule, self.model, *(f"{name}={value}" for name, value in self.options.items())])
+
+
+CASES = [
+    *(Case(schedule=name) for name in SCHEDULES),
+    *(Case(schedule=name, model="normed", options={"recompute": True}) for name in ("1f1b", "wpipe")),
+    *(Case(schedule=name, options={"clip_norm": 0.05}) for name in ("1f1b", "2bw", "wpipe")),
+    *(Case(schedule=name, options={"replicas": 2}) for name in ("1f1b", "2bw", "wpipe", "zb-h1")),
+    Case(schedule="2bw", options={"replicas": 2, "clip_norm": 0.05, "recompute": True}),
+    *(Case(schedule=name, model="normed", options={"precision": "bf16"}) for name in ("1f1b", "wpipe")),
+    *(Case(schedule=name, model="normed", options={"nan": "skip"}, nan_at=3) for name in ("gpipe", "2bw", "wpipe")),
+    Case(schedule="2bw", options={"nan": "skip", "replicas": 2, "clip_norm": 0.05}, nan_at=2),
+    Case(schedule="wpipe", model="nest", options={"seed": 7}),
+]
+FEW = ("wpipe-tied-clip_norm=0.05", "2bw-tied-replicas=2-clip_norm=0.05-recompute=True", "wpipe-nest-seed=7")
+
+
+# Models
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(WIDTH, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.heads(x, x, x, need_weights=False)[0]
+        return x + mixed
+
+
+class Fork(nn.Module):
+    """Hands on a nest: a tensor, numbers without gradient, and a skip connection."""
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"x": x, "skip": (x, x.argmax(-1)), "scale": 2, "mask": x > 0}
+
+
+class Pass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, skip: Any, scale: int, mask: Tensor) -> dict[str, Any]:
+        return {"x": torch.tanh(self.layer(x)) * mask, "skip": skip, "scale": scale, "mask": mask}
+
+
+class Join(nn.Module):
+    def forward(self, x: Tensor, skip: Any, scale: int, mask: Tensor) -> Tensor:
+        joined: Tensor = x * scale + skip[0] + nn.functional.one_hot(skip[1], WIDTH)
+        return joined
+
+
+def tied() -> nn.Sequential:
+    """With dropout, and one parameter at both ends."""
+    model = nn.Sequential(
+        nn.Embedding(WORDS, WIDTH),
+        nn.LayerNorm(WIDTH),
+        Attention(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Dropout(0.2),
+        nn.GELU(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Linear(WIDTH, WORDS, bias=False),
+    )
+    model[7].weight = model[0].weight
+    return model
+
+
+def normed() -> nn.Sequential:
+    """With running statistics and dropout."""
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH),
+        nn.BatchNorm1d(WIDTH),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(WIDTH, WIDTH),
+        nn.BatchNorm1d(WIDTH),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Linear(WIDTH, WIDTH),
+    )
+
+
+def nest() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), Fork(), Pass(), Pass(), Pass(), Pass(), Join(), nn.Linear(WIDTH, WIDTH)
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Sequential]] = {"tied": tied, "normed": normed, "nest": nest}
+
+
+def loss_of_words(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, -2).float(), target.flatten())
+
+
+def loss_of_rows(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output, target)
+
+
+@cache
+def batches(model: str, count: int, rows: int) -> list[tuple[Tensor, Tensor]]:
+    made = torch.Generator().manual_seed(5)
+    if model == "tied":
+        return [tuple(torch.randint(WORDS, (rows, 6), generator=made) for _ in "xy") for _ in range(count)]  # type: ignore[misc]
+    return [tuple(torch.randn(rows, WIDTH, generator=made) for _ in "xy") for _ in range(count)]  # type: ignore[misc]
+
+
+def build(case: Case, *, ranks: int | None) -> weft.Pipeline:
+    """On the process group's ranks, or on so many virtual ones."""
+    torch.manual_seed(1)
+    replicas = case.options.get("replicas", 1)
+    return weft.Pipeline(
+        MODELS[case.model](),
+        loss_fn=loss_of_words if case.model == "tied" else loss_of_rows,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=0.01),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5),
+        schedule=case.schedule,
+        microbatches=case.microbatches,
+        stages=None if ranks is None else ranks // replicas,
+        **case.options,
+    )
+
+
+def digest(tensor: Tensor) -> str:
+    plain = tensor.detach().contiguous().reshape(-1)
+    return (
+        f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()}"
+    )
+
+
+# What a rank does
+
+
+def train(case: Case, *, ranks: int | None = None) -> dict[str, Any]:
+    """A run with all that there is: steps, an evaluation in the middle, a state that is loaded again, a flush."""
+    pipe = build(case, ranks=ranks)
+    results = []
+    rows = ROWS * pipe.replicas
+    data = batches(case.model, STEPS, rows)
+    loader = [*batches(case.model, 2, rows), *batches(case.model, 1, 7), *batches(case.model, 1, 3)]  # some are empty
+    evaluated = []
+    for t, (inputs, targets) in enumerate(data):
+        if t == case.nan_at:  # the mean over no words, or over a row that is not a number
+            targets = torch.full_like(targets, float("nan") if targets.is_floating_point() else -100)
+        results.append(pipe.step(inputs, targets))
+        if t == STEPS // 2:
+            evaluated.append(pipe.evaluate(loader))
+            pipe.load_state_dict(pipe.state_dict())
+    results.append(pipe.flush())
+    evaluated.append(pipe.evaluate(loader))
+    state = pipe.state_dict()
+    MODELS[case.model]().load_state_dict(state, strict=True)
+    counts = [[one["rank"], one["actions"], one["messages"]] for one in pipe.report().ranks]
+    remains = left(pipe)
+    pipe.close()
+    return {
+        "state": {name: digest(tensor) for name, tensor in state.items()},
+        "results": [repr(one) for one in results],  # as text, for nan is not even equal to itself
+        "evaluated": evaluated,
+        "left": remains,
+        "counts": counts,
+        "done": [results[-1].minibatch, results[-1].skipped, results[-1].norm is not None],
+    }
+
+
+def left(pipe: weft.Pipeline) -> dict[str, int]:
+    """What a drained pipeline still has to do: nothing. Of all that is kept by mini-batch or micro-batch."""
+    found: dict[str, int] = {}
+    for worker in pipe._transport.workers:
+        rooms: dict[str, Any] = {
+            "inbox": worker.inbox,
+            "inputs": worker.inputs,
+            "targets": worker.targets,
+            "losses": worker._losses,
+            "updated": worker._updated,
+            "pending": [one for pending in worker._pending.values() for one in pending],
+            "flights": [index for chunk in worker.chunks.values() for index in chunk.flights],
+            "sums": worker._settler.sums._parts,
+            "futures": worker._settler.sums._futures,
+        }
+        for name, room in rooms.items():
+            found[name] = found.get(name, 0) + len(room)
+        grads = sum(one.gradient_bytes for chunk in worker.chunks.values() for one in chunk.sets)
+        found["gradients"] = found.get("gradients", 0) + grads
+        found["activations"] = found.get("activations", 0) + worker.meter.held["activations"]
+    return found
+
+
+def long_run(schedule: str, **options: Any) -> list[dict[str, int]]:
+    """200 tiny mini-batches of two sizes; what is held after 100 and after 200 of them, and after a flush."""
+    pipe = build(Case(schedule=schedule, model="normed", microbatches=2, options=options), ranks=None)
+    data = [batches("normed", 1, rows)[0] for rows in (4, 8)]
+    noted = []
+    for t in range(200):
+        pipe.step(*data[t % 2])
+        if t in (99, 199):
+            noted.append(sizes(pipe))
+    pipe.flush()
+    remains = left(pipe)
+    pipe.close()
+    return [*noted, remains]
+
+
+def sizes(pipe: weft.Pipeline) -> dict[str, int]:
+    transport = pipe._transport
+    assert isinstance(transport, Processes)
+    (worker,) = transport.workers
+    links: list[Outgoing | Incoming] = [*transport._outgoing.values(), *transport._incoming.values()]
+    gc.collect()
+    return left(pipe) | {
+        "buffers": sum(link._pool.nbytes for link in links),
+        "descriptions": sum(len(link._descriptions) for link in links),
+        "cycles": len(worker.meter.cycles),
+        "blocks": sum(map(len, worker.meter.cycles)),
+        "versions": sum(one.versions.extra_bytes for chunk in worker.chunks.values() for one in chunk.sets),
+        "shapes": sum(len(chunk._known) for chunk in worker.chunks.values()),
+        "objects": len(gc.get_objects()),
+    }
+
+
+LONG_RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("1f1b", {}),
+    ("2bw", {"clip_norm": 0.05}),
+    ("wpipe", {}),
+]
+
+
+def run_all(cases: list[Case]) -> dict[str, Any]:
+    """All of this file, on one rank."""
+    torch.set_num_threads(1)
+    open_before = descriptors_and_threads()
+    ran = [train(case) for case in cases]
+    runs = LONG_RUNS if dist.get_world_size() == 2 else []
+    long = [long_run(name, **options) for name, options in runs]
+    open_after = descriptors_and_threads()
+    with build(cases[0], ranks=None) as pipe:
+        pipe.step(*batches(cases[0].model, 1, ROWS)[0])
+        while_open = listeners()
+    return {"ran": ran, "long": long, "listeners": while_open, "open": [open_before, open_after]}
+
+
+def descriptors_and_threads() -> list[int]:
+    gc.collect()
+    return [len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("fd", "task")]
+
+
+def cases_for(ranks: int) -> list[Case]:
+    """All of them on two ranks; on four, the schedules, whose links form a longer chain or ring, and a few more."""
+    few = [case for case in CASES[7:] if str(case) in FEW]
+    return CASES if ranks == 2 else [*CASES[:7], *few]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Kernels that share their work among threads may add in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def launched() -> Callable[[int], list[dict[str, Any]]]:
+    """What so many real ranks had to say; a launch that fails is not tried again."""
+
+    @cache
+    def launch(ranks: int) -> list[dict[str, Any]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(ROOT)  # ranks import these tests from where we stand
+            return weft.launch(run_all, cases_for(ranks), ranks=ranks)
+
+    return launch
+
+
+@cache
+def virtual(number: int, ranks: int) -> dict[str, Any]:
+    """The same case on virtual ranks."""
+    return train(CASES[number], ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"), [pytest.param(p, case, id=f"{p}-ranks-{case}") for p in (2, 4) for case in cases_for(p)]
+)
+def test_real_ranks_equal_virtual_ones(launched: Callable[[int], list[dict[str, Any]]], ranks: int, case: Case) -> None:
+    """On every rank: weights, statistics, losses, norms, the evaluation, and how many messages it took."""
+    expected = virtual(CASES.index(case), ranks)
+    for rank, one in enumerate(launched(ranks)):
+        ran = one["ran"][cases_for(ranks).index(case)]
+        assert ran["state"] == expected["state"]
+        assert ran["results"][-1] == expected["results"][-1]
+        assert rank or ran["results"] == expected["results"]  # of each step, where virtual ranks tell them too
+        assert ran["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-12)  # replicas add in another order
+        assert ran["counts"] == expected["counts"]
+        assert ran["done"] == [STEPS - 1, int(case.nan_at >= 0), "clip_norm" in case.options]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_nothing_is_left_after_a_flush(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
+    """No message, gradient, activation or sum waits for anything; on virtual ranks neither."""
+    for one in launched(ranks):
+        for ran in one["ran"]:
+            assert set(ran["left"].values()) == {0}, ran["left"]
+        for long in one["long"]:
+            assert set(long[-1].values()) == {0}, long[-1]
+    for number in range(len(CASES)):
+        assert set(virtual(number, 2)["left"].values()) == {0}
+
+
+@pytest.mark.parametrize("run", range(len(LONG_RUNS)), ids=[name for name, _ in LONG_RUNS])
+def test_nothing_grows_in_a_long_run(launched: Callable[[int], list[dict[str, Any]]], run: int) -> None:
+    """After 200 mini-batches, all is as large as after 100: buffers, queues, meters, versions, and the number of
+    Python's objects. A sender's buffers are as many as were under way at once, which may have its peak late."""
+    for one in launched(2):
+        before, after, _ = one["long"][run]
+        for name in before:
+            if name == "buffers":
+                assert after[name] <= 2 * before[name]
+            elif name == "objects":
+                assert after[name] <= before[name] + 500
+            elif name in ("inbox", "pending", "sums", "futures"):  # what has come already differs from run to run
+                assert after[name] <= before[name] + 16
+            else:
+                assert after[name] == before[name], name
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pipelines_that_are_closed_leave_nothing_open(
+    launched: Callable[[int], list[dict[str, Any]]], ranks: int
+) -> None:
+    """A process may build one pipeline after the other: connections and threads of all of them are gone. A few
+    are torch's own, from its first use on."""
+    for one in launched(ranks):
+        before, after = one["open"]
+        assert all(now <= then + 8 for now, then in zip(after, before, strict=True)), one["open"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_no_port_is_open_beyond_loopback(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
+    for one in launched(ranks):
+        assert one["listeners"]
+        assert set(one["listeners"]) <= LOOPBACK
+
+
+SCRIPT = """
+import json, os
+import weft
+from tests.runtime.test_real_ranks import SCRIPT_CASES, run_script
+
+if __name__ == "__main__":
+    results = weft.launch(run_script, ranks=2)
+    for rank, result in zip([os.environ["RANK"]] if "RANK" in os.environ else [0, 1], results, strict=True):
+        with open(f"result.{rank}", "w") as file:
+            json.dump(result, file)
+"""
+SCRIPT_CASES = [0, 6, 9, 13]
+
+
+def run_script() -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    return [train(CASES[number]) for number in SCRIPT_CASES]
+
+
+def test_the_same_under_torchrun(tmp_path: Path) -> None:
+    """One script, two ways to start it: each rank of torchrun's comes to what virtual ranks come to."""
+    scripts = Scripts(tmp_path)
+    try:
+        process = scripts.start(
+            SCRIPT,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(tmp_path / "script.py"),
+            PYTHONPATH=ROOT,
+        )
+        assert process.wait(timeout=DEADLINE) == 0, (tmp_path / "err").read_text()
+        eventually(lambda: not scripts.alive())
+        for rank in range(2):
+            found = json.loads((tmp_path / f"result.{rank}").read_text())
+            for number, ran in zip(SCRIPT_CASES, found, strict=True):
+                expected = virtual(number, 2)
+                assert ran["state"] == expected["state"]
+                assert ran["results"][-1] == expected["results"][-1]
+                assert set(ran["left"].values()) == {0}
+    finally:
+        scripts.end()

@@ -1,0 +1,370 @@
+"""The state of a pipeline is the plain model's: its names, its tensors, tied ones tied; and it can be given back."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.runtime.models import ASYNCHRONOUS, BALANCE, SYNCHRONOUS, batches, build, loss_fn
+from torch import Tensor, nn
+
+import weft
+from weft.errors import WeftError
+from weft.runtime.parameters import ParameterSet
+
+SCHEDULES = [*SYNCHRONOUS, *ASYNCHRONOUS]
+State = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Kernels that share their work among threads may add in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def sgd(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def pipeline(model: Any, *, schedule: str = "1f1b", stages: int | None = 2, **options: Any) -> weft.Pipeline:
+    chosen: dict[str, Any] = {"loss_fn": loss_fn, "optimizer": sgd, "microbatches": 4} | options
+    return weft.Pipeline(model, schedule=schedule, stages=stages, **chosen)
+
+
+def trained(name: str, schedule: str, *, stages: int = 2, steps: int = 5, **options: Any) -> weft.Pipeline:
+    """Not drained."""
+    chunks = stages * (2 if schedule in ("interleaved", "wpipe") else 1)
+    pipe = pipeline(build(name), schedule=schedule, stages=stages, balance=BALANCE[chunks], **options)
+    for batch in batches(name, steps):
+        pipe.step(*batch)
+    return pipe
+
+
+def equal(one: State, other: State) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv", "transformer"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_plain_model_loads_it(schedule: str, name: str) -> None:
+    """Strictly, with buffers and tied names, in the model's own order; and then it is the model that was trained."""
+    pipe = trained(name, schedule)
+    state = pipe.state_dict()
+    model = build(name)
+    assert list(state) == list(model.state_dict())
+    assert [(one.dtype, one.shape) for one in state.values()] == [
+        (one.dtype, one.shape) for one in model.state_dict().values()
+    ]
+    model.load_state_dict(state, strict=True)
+    batch = batches(name, 6)[5]
+    with torch.no_grad():
+        assert loss_fn(model.eval()(batch[0]), batch[1]).item() == pytest.approx(pipe.evaluate([batch]), rel=1e-6)
+
+
+def test_buffers_are_the_newest() -> None:
+    """Statistics have seen every micro-batch once, also those of a recompute."""
+    for recompute in (False, True):
+        state = trained("conv", "wpipe", steps=5, recompute=recompute).state_dict()
+        assert state["1.num_batches_tracked"] == state["3.num_batches_tracked"] == 5 * 4
+        assert not torch.equal(state["1.running_mean"], torch.zeros(4))
+
+
+class Odd(nn.Module):
+    """A buffer that is not saved, and parameters that its forward does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passing", torch.ones(16), persistent=False)
+        self.register_buffer("lasting", torch.ones(16))
+        self.idle = nn.Linear(16, 2)
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.linear(x) * self.passing * self.lasting)
+
+
+def test_what_is_not_saved_and_what_is_not_used() -> None:
+    model = nn.Sequential(*(Odd() for _ in range(4)))
+    pipe = pipeline(copy.deepcopy(model))
+    for batch in batches("mlp", 2):
+        pipe.step(*batch)
+    state = pipe.state_dict()
+    model.load_state_dict(state, strict=True)
+    assert not any("passing" in name for name in state)
+
+
+def test_a_list_of_layers_has_names_by_number() -> None:
+    layers = [nn.Linear(16, 16) for _ in range(3)]
+    assert list(pipeline(layers).state_dict()) == [f"{n}.{what}" for n in range(3) for what in ("weight", "bias")]
+    assert list(pipeline(nn.ModuleList(layers)).state_dict()) == list(nn.ModuleList(layers).state_dict())
+
+
+class Cut(nn.Module):
+    """Tensors outside of every layer, and one parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.last = nn.Linear(16, 16), nn.Linear(3, 3), nn.Linear(16, 16)
+        self.last.weight = self.first.weight
+        self.register_buffer("scale", torch.full((16,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        weft.cut()
+        return torch.as_tensor(self.last(h) * self.scale)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+def test_a_model_that_was_cut_keeps_its_names(schedule: str) -> None:
+    """What no layer uses is there too, as it was given, and takes what it is given back."""
+    model = Cut()
+    before = copy.deepcopy(model.state_dict())
+    pipe = pipeline(copy.deepcopy(model), schedule=schedule, example=torch.zeros(2, 16))
+    for batch in batches("mlp", 3):
+        pipe.step(*batch)
+    state = pipe.state_dict()
+    assert list(state) == list(before)
+    assert torch.equal(state["first.weight"], state["last.weight"])
+    assert not torch.equal(state["first.weight"], before["first.weight"])
+    assert torch.equal(state["unused.weight"], before["unused.weight"])
+    model.load_state_dict(state, strict=True)
+    other = {name: tensor + 1 for name, tensor in state.items()}
+    pipe.load_state_dict(other)
+    assert equal(pipe.state_dict(), other)
+
+
+# Draining
+
+
+@pytest.mark.parametrize("schedule", ASYNCHRONOUS)
+def test_it_drains(schedule: str) -> None:
+    """A mini-batch that was fed is in the state, whoever flushed; and what is handed out does not change later."""
+    asked, flushed = trained("mlp", schedule, stages=4), trained("mlp", schedule, stages=4)
+    flushed.flush()
+    state = asked.state_dict()
+    assert equal(state, flushed.state_dict())
+    kept = copy.deepcopy(state)
+    for pipe in (asked, flushed):
+        for batch in batches("mlp", 3):
+            pipe.step(*batch)
+    assert equal(state, kept)
+    assert equal(asked.state_dict(), flushed.state_dict())
+    assert not equal(asked.state_dict(), kept)
+
+
+def test_writing_to_a_state_changes_nothing() -> None:
+    pipe = trained("transformer", "wpipe")
+    state = pipe.state_dict()
+    kept = copy.deepcopy(state)
+    for tensor in state.values():
+        tensor.zero_()
+    assert equal(pipe.state_dict(), kept)
+
+
+# Loading
+
+
+@pytest.mark.parametrize("name", ["conv", "transformer"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_loading_goes_back(schedule: str, name: str) -> None:
+    """In a pipeline that is not drained, into all versions, copies of tied weights and replicas: training from
+    there is training from there in a new one, for an optimizer without a state of its own."""
+    options: dict[str, Any] = {"replicas": 2, "microbatches": 4} if name == "transformer" else {}
+    pipe = trained(name, schedule, **options)
+    state = pipe.state_dict()
+    new = trained(name, schedule, steps=0, **options)
+    new.load_state_dict(copy.deepcopy(state))
+    assert equal(new.state_dict(), state)
+    for batch in batches(name, 3):
+        pipe.step(*batch)
+    pipe.step(*batches(name, 1)[0])  # in flight
+    pipe.load_state_dict(state)
+    assert equal(pipe.state_dict(), state)
+    for one in (pipe, new):
+        for batch in batches(name, 4):
+            one.step(*batch)
+    assert equal(pipe.state_dict(), new.state_dict())
+
+
+@pytest.mark.parametrize(("source", "target"), [("wpipe", "1f1b"), ("gpipe", "pipedream")])
+def test_loading_on_another_number_of_stages(source: str, target: str) -> None:
+    state = trained("transformer", source, stages=2).state_dict()
+    pipe = trained("transformer", target, stages=4, steps=2)
+    pipe.load_state_dict(state)
+    assert equal(pipe.state_dict(), state)
+
+
+def test_a_plain_models_state_can_be_loaded() -> None:
+    model = build("transformer")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    pipe = trained("transformer", "wpipe")
+    pipe.load_state_dict(model.state_dict())
+    assert equal(pipe.state_dict(), dict(model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("3.0.weight"), r"has no 3\.0\.weight \(missing: 1\); give the whole model's"),
+        (lambda state: state.clear(), r"has no 0\.0\.weight \(missing: 16\); give"),
+        (lambda state: state.update(extra=torch.zeros(1)), r"model has no extra \(unknown: 1\); give this model's"),
+        (
+            lambda state: state.update({"0.0.bias": torch.zeros(3)}),
+            r"0\.0\.bias has another shape \(model: \(16,\), state: \(3,\)\); give this model's",
+        ),
+    ],
+    ids=["missing", "empty", "unknown", "shape"],
+)
+def test_a_state_that_does_not_fit(change: Any, message: str) -> None:
+    """Nothing is loaded of it, and the pipeline goes on."""
+    pipe = trained("mlp", "2bw")
+    before = pipe.state_dict()
+    state = {name: tensor + 1 for name, tensor in before.items()}
+    change(state)
+    with pytest.raises(WeftError, match=message):
+        pipe.load_state_dict(state)
+    assert equal(pipe.state_dict(), before)
+    pipe.step(*batches("mlp", 1)[0])
+    assert not equal(pipe.state_dict(), before)
+
+
+# Tied weights
+
+
+def held(pipe: weft.Pipeline) -> list[tuple[int, ParameterSet]]:
+    """The sets of tied parameters, by the chunk that holds each."""
+    return [
+        (chunk, one)
+        for (_, chunk), built in sorted(pipe._built.items())
+        for holders, one in zip(built.holders, built.chunk.sets, strict=True)
+        if holders
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"replicas": 2}], ids=["", "clip", "replicas"])
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_tied_weights_are_one_in_all_chunks_at_all_times(schedule: str, stages: int, options: dict[str, Any]) -> None:
+    """Every version that two chunks both hold is equal to the bit, behind every step and not just after a flush."""
+    if "clip_norm" in options and schedule == "pipedream":
+        pytest.skip("has no norm over chunks of different delays")
+    adam = {"optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
+    pipe = trained("transformer", schedule, stages=stages, steps=0, **adam, **options)
+    holders = pipe.schedule.chunks - 1
+    copies = [one for _, one in held(pipe)]
+    assert [chunk for chunk, _ in held(pipe)] == [0, holders] * options.get("replicas", 1)
+    assert len({one.versions.live[0].data_ptr() for one in copies}) == len(copies)  # they are not the same memory
+    shared = 0
+    seen: dict[int, Tensor] = {}
+    for t, batch in enumerate(batches("transformer", 6)):
+        pipe.step(*batch)
+        for one in copies:
+            newest = one.versions.newest
+            (weights,) = one.versions.read(newest)
+            if newest in seen:
+                shared += t > 0
+                assert torch.equal(weights, seen[newest])
+            seen.setdefault(newest, weights.detach().clone())
+    assert shared
+    assert len(seen) > 3
+    assert not torch.equal(seen[max(seen)], seen[min(seen)])
+    state = pipe.state_dict()
+    assert torch.equal(state["0.weight"], state["7.weight"])
+    for one in copies:
+        assert torch.equal(one.versions.live[0], state["0.weight"])
+
+
+def test_one_parameter_in_three_chunks_and_twice_in_one() -> None:
+    """Its gradients of all places are added up, once each: to 1e-6 of plain training, chunk by chunk."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+    for layer in (1, 3, 5):
+        model.get_submodule(str(layer)).weight = model.get_submodule("0").weight
+    plain = copy.deepcopy(model)
+    pipe = pipeline(model, stages=3, balance=[2, 2, 2])
+    assert [chunk for chunk, _ in held(pipe)] == [0, 1, 2]
+    optimizer = sgd(plain.parameters())
+    for inputs, targets in batches("mlp", 3):
+        pipe.step(inputs, targets)
+        optimizer.zero_grad()
+        for x, y in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+            (loss_fn(plain(x), y) / 4).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for name, tensor in pipe.state_dict().items():
+        torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_that_stands_in_two_chunks() -> None:
+    """The module itself, not just its parameter."""
+    model = build("mlp")
+    model[6] = model[1]
+    plain = copy.deepcopy(model)
+    assert plain[6] is plain[1]
+    pipe = pipeline(model, schedule="gpipe", balance=[4, 4])
+    optimizer = sgd(plain.parameters())
+    for inputs, targets in batches("mlp", 3):
+        pipe.step(inputs, targets)
+        optimizer.zero_grad()
+        for x, y in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+            (loss_fn(plain(x), y) / 4).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    state = pipe.state_dict()
+    assert torch.equal(state["1.0.weight"], state["6.0.weight"])
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+def test_tied_and_frozen_weights_stay() -> None:
+    model = build("transformer")
+    model.get_submodule("0").weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    pipe = pipeline(model, schedule="wpipe", balance=BALANCE[4])
+    assert not held(pipe)
+    for batch in batches("transformer", 3):
+        pipe.step(*batch)
+    state = pipe.state_dict()
+    for name in state:
+        assert torch.equal(state[name], before[name]) == (name in ("0.weight", "7.weight"))
+
+
+# Real ranks
+
+
+def on_two_ranks(schedules: list[str]) -> list[tuple[State, State, State]]:
+    """After training, after loading something else, and after training on from there."""
+    torch.set_num_threads(1)
+    found = []
+    for schedule in schedules:
+        stages = None if dist.is_initialized() else 2
+        chunks = 4 if schedule == "wpipe" else 2
+        pipe = pipeline(build("transformer"), schedule=schedule, stages=stages, balance=BALANCE[chunks])
+        for batch in batches("transformer", 4):
+            pipe.step(*batch)
+        state = pipe.state_dict()
+        pipe.load_state_dict({name: tensor / 2 for name, tensor in state.items()})
+        halved = pipe.state_dict()
+        for batch in batches("transformer", 4):
+            pipe.step(*batch)
+        found.append((state, halved, pipe.state_dict()))
+    return found
+
+
+def test_every_real_rank_has_the_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import this file from where we stand
+    schedules = ["1f1b", "wpipe"]
+    virtual = on_two_ranks(schedules)
+    for real in weft.launch(on_two_ranks, schedules, ranks=2):
+        for mine, expected in zip(real, virtual, strict=True):
+            assert all(map(equal, mine, expected))

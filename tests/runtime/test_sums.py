@@ -1,0 +1,440 @@
+"""Sums over members that may live in other processes, and what is made of them: means, ties, norms.
+
+Processes are played by threads here: a `Meeting` adds up what each of them brings, as an all-reduce does, and can
+be made to fail. With real processes, `test_law_processes.py` and `test_real_ranks.py` run the same lines.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.test_launch import eventually
+from torch import Tensor
+
+from weft.errors import WeftError
+from weft.runtime.settlement import Settlement, Settler
+from weft.runtime.sums import Group, Member, Parts, Sums
+
+LONG = 60.0  # seconds, for what has to come
+A, B, C = (0, 0, 0), (0, 1, 0), (0, 2, 0)
+
+
+class Meeting:
+    """An all-reduce between threads; who comes first waits. Counts what it was asked for."""
+
+    def __init__(self, parties: int) -> None:
+        self.calls: list[tuple[torch.dtype, int]] = []
+        self.failure: BaseException | None = None
+        self._parts: list[Tensor] = []
+        self._lock = threading.Lock()
+        self._come, self._gone = threading.Barrier(parties), threading.Barrier(parties)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        with self._lock:
+            self.calls.append((tensor.dtype, tensor.numel()))
+            if self.failure is not None:
+                raise self.failure
+            self._parts.append(tensor.clone())
+        self._come.wait(LONG)
+        tensor.copy_(torch.stack(self._parts).sum(0))
+        if self._gone.wait(LONG) == 0:
+            self._parts = []
+        self._come.wait(LONG)
+
+
+def group(*members: Member, name: str = "all") -> Group:
+    return Group(name=name, members=members)
+
+
+def result(future: Future[Parts]) -> Parts:
+    return future.result(LONG)
+
+
+# Sums of one process
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_parts_are_added_in_the_order_of_the_members(order: tuple[int, ...]) -> None:
+    """Whoever comes first; else the sum would depend on the order of work, and holders of one weight could differ."""
+    parts = [torch.tensor([1e8]), torch.tensor([3.0]), torch.tensor([-1e8])]
+    everyone = group(A, B, C)
+    sums = Sums({A, B, C}, {})
+    futures = [sums.add(everyone, 0, (A, B, C)[one], [parts[one]]) for one in order]
+    for future in futures:
+        assert torch.equal(result(future)[0], parts[0] + parts[1] + parts[2])
+    assert not torch.equal(parts[0] + parts[1] + parts[2], parts[0] + parts[2] + parts[1])
+
+
+def test_nobody_gets_a_sum_before_the_last_part_is_there() -> None:
+    sums = Sums({A, B, C}, {})
+    futures = [sums.add(group(A, B, C), 0, member, [torch.ones(2)]) for member in (C, A)]
+    assert not any(future.done() for future in futures)
+    futures.append(sums.add(group(A, B, C), 0, B, [torch.ones(2)]))
+    assert all(future.done() for future in futures)
+
+
+def test_every_member_has_tensors_of_its_own() -> None:
+    """Each makes its own step, and an optimizer may write to gradients."""
+    sums = Sums({A, B, C}, {})
+    parts = [[torch.ones(2), torch.ones(3, 2)] for _ in range(3)]
+    futures = [sums.add(group(A, B, C), 0, member, part) for member, part in zip((A, B, C), parts, strict=True)]
+    places = {tensor.data_ptr() for future in futures for tensor in result(future)}
+    assert len(places) == 6
+    assert not places & {tensor.data_ptr() for part in parts for tensor in part}
+    assert all(torch.equal(tensor, torch.ones_like(tensor)) for part in parts for tensor in part)
+
+
+def test_mini_batches_and_groups_do_not_mix() -> None:
+    """A fast member may be a mini-batch ahead, and a member may be in several groups."""
+    sums = Sums({A, B, C}, {})
+    one, other = group(A, B, name="one"), group(B, C, name="other")
+    futures = {}
+    for batch, (which, member) in itertools.product(range(3), ((one, A), (other, C))):
+        futures[which.name, batch, member] = sums.add(which, batch, member, [torch.tensor(10.0**batch)])
+    for batch, which in itertools.product((2, 0, 1), (other, one)):
+        futures[which.name, batch, B] = sums.add(which, batch, B, [torch.tensor(3 * 10.0**batch)])
+    for (_, batch, _), future in futures.items():
+        assert result(future)[0].item() == 4 * 10**batch
+    assert not sums._parts  # nothing is left
+    assert not sums._futures
+
+
+def test_a_sum_of_nothing() -> None:
+    """A chunk without gradients of its own still takes part."""
+    sums = Sums({A, B}, {})
+    futures = [sums.add(group(A, B), 0, member, []) for member in (A, B)]
+    assert [result(future) for future in futures] == [[], []]
+
+
+# Sums over processes
+
+
+def processes(meetings: dict[str, Meeting], *local: set[Member]) -> list[Sums]:
+    """One object for each process, as each has it."""
+    return [Sums(members, {name: meeting.all_reduce for name, meeting in meetings.items()}) for members in local]
+
+
+def test_processes_add_up_what_their_members_have_added() -> None:
+    """One all-reduce for each dtype, whatever the number and the shapes of tensors."""
+    meeting = Meeting(2)
+    first, second = processes({"all": meeting}, {A, B}, {C})
+    everyone = group(A, B, C)
+
+    def part(number: float) -> Parts:
+        return [
+            torch.full((2, 3), number),
+            torch.full((4,), number, dtype=torch.float64),
+            torch.full((), number),
+            torch.full((0,), number),
+            torch.full((3, 2), number).T,
+        ]
+
+    futures = [
+        first.add(everyone, 0, A, part(1.0)),
+        second.add(everyone, 0, C, part(100.0)),
+        first.add(everyone, 0, B, part(10.0)),
+    ]
+    for future in futures:
+        for tensor, like in zip(result(future), part(111.0), strict=True):
+            assert tensor.dtype == like.dtype
+            assert torch.equal(tensor, like)
+    assert sorted(meeting.calls, key=str) == [(torch.float32, 13)] * 2 + [(torch.float64, 4)] * 2
+    assert len({tensor.data_ptr() for future in futures for tensor in result(future)[:3]}) == 9
+
+
+def test_groups_come_in_any_order_without_waiting_for_each_other() -> None:
+    """The first process has one group's part first, the second the other's: with one lane both would wait for ever."""
+    meetings = {"one": Meeting(2), "other": Meeting(2)}
+    first, second = processes(meetings, {A}, {B})
+    one, other = group(A, B, name="one"), group(A, B, name="other")
+    futures = [first.add(one, 0, A, [torch.ones(1)]), second.add(other, 0, B, [torch.ones(1)])]
+    futures += [first.add(other, 0, A, [torch.ones(1)]), second.add(one, 0, B, [torch.ones(1)])]
+    assert wait_for(futures, LONG).not_done == set()
+    assert [result(future)[0].item() for future in futures] == [2.0] * 4
+
+
+def test_sums_of_one_group_keep_their_order() -> None:
+    """Processes meet in the order in which they ask, so each has to ask in the order of mini-batches."""
+    meeting = Meeting(2)
+    first, second = processes({"all": meeting}, {A}, {B})
+    mine = [first.add(group(A, B), batch, A, [torch.tensor([float(batch)])]) for batch in range(20)]
+    theirs = [second.add(group(A, B), batch, B, [torch.tensor([100.0])]) for batch in range(20)]
+    for batch in range(20):
+        assert result(mine[batch])[0].item() == result(theirs[batch])[0].item() == 100 + batch
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("connection closed by peer"), SystemExit(3), KeyboardInterrupt()])
+def test_a_failure_of_an_all_reduce_reaches_whoever_waits(problem: BaseException) -> None:
+    """All members of the process, and only for that sum: the lane itself lives on."""
+    meeting = Meeting(1)
+    (sums,) = processes({"all": meeting}, {A, B})
+    meeting.failure = problem
+    broken = [sums.add(group(A, B), 0, member, [torch.ones(1)]) for member in (A, B)]
+    for future in broken:
+        with pytest.raises(type(problem)) as raised:
+            future.result(LONG)
+        assert raised.value is problem
+    meeting.failure = None
+    fine = [sums.add(group(A, B), 1, member, [torch.ones(1)]) for member in (A, B)]
+    assert [result(future)[0].item() for future in fine] == [2.0, 2.0]
+
+
+# Settlements
+
+
+def settle(settler: Settler, settlements: dict[Member, Settlement]) -> None:
+    """Begin all of them, the last one first, and wait for their ends."""
+    for member, settlement in reversed(settlements.items()):
+        settler.begin(member, settlement)
+    for settlement in settlements.values():
+        settlement.done.result(LONG)
+
+
+def settlement(
+    *gradients: Tensor | None, like: Sequence[Tensor] = (), loss: float = 0.0, skip: bool = False
+) -> Settlement:
+    """`like` are the parameters, needed where a gradient is missing."""
+    parameters = like or [gradient for gradient in gradients if gradient is not None]
+    return Settlement(minibatch=0, parameters=parameters, gradients=list(gradients), loss=loss, skip=skip)
+
+
+def settler(local: set[Member], **options: Any) -> Settler:
+    settings: dict[str, Any] = {"replicas": 1, "clip_norm": None, "averages": {}, "ties": {}, "norms": {}}
+    return Settler(sums=options.pop("sums", Sums(local, {})), **(settings | options))
+
+
+def gradients(found: Settlement) -> list[Tensor]:
+    assert all(one is not None for one in found.gradients)
+    return [one for one in found.gradients if one is not None]
+
+
+def test_replicas_are_averaged_with_their_losses() -> None:
+    members = [(replica, 0, 0) for replica in range(4)]
+    replicas = dict.fromkeys(members, group(*members))
+    one = settler(set(members), replicas=4, averages=replicas)
+    found = {member: settlement(torch.full((2,), 2.0 * number), loss=number) for number, member in enumerate(members)}
+    settle(one, found)
+    for member in members:
+        assert torch.equal(gradients(found[member])[0], torch.tensor([3.0, 3.0]))
+        assert (found[member].loss, found[member].skip) == (1.5, False)
+    assert one.needed(members[0])
+    assert not one.needed((0, 1, 0))
+
+
+def test_one_replica_that_skips_makes_all_skip() -> None:
+    """Else their weights would part."""
+    members = [(replica, 0, 0) for replica in range(3)]
+    one = settler(set(members), replicas=3, averages=dict.fromkeys(members, group(*members)))
+    found = {member: settlement(torch.ones(1), skip=member[0] == 1, loss=float("nan")) for member in members}
+    settle(one, found)
+    assert all(each.skip for each in found.values())
+
+
+def test_tied_gradients_are_added_and_equal_to_the_bit() -> None:
+    members = [(0, chunk, 1) for chunk in (0, 3)]
+    one = settler(set(members), ties=dict.fromkeys(members, group(*members)))
+    torch.manual_seed(0)
+    parts = [torch.randn(50, 7) for _ in members]
+    found = {member: settlement(part.clone()) for member, part in zip(members, parts, strict=True)}
+    settle(one, found)
+    for member in members:
+        assert torch.equal(gradients(found[member])[0], parts[0] + parts[1])
+
+
+def test_a_missing_gradient_counts_as_nought_unless_nobody_has_it() -> None:
+    """A member must bring as many tensors as the others, in which the same parameter had a gradient; what no loss
+    depends on is left alone by optimizers, and must stay without one."""
+    members = [(0, chunk, 1) for chunk in (0, 3)]
+    one = settler(set(members), ties=dict.fromkeys(members, group(*members)))
+    like = [torch.empty(2, 2), torch.empty(3), torch.empty(1)]
+    found = {
+        members[0]: settlement(None, torch.ones(3), None, like=like),
+        members[1]: settlement(torch.full((2, 2), 5.0), None, None, like=like),
+    }
+    settle(one, found)
+    for member in members:
+        first, second, third = found[member].gradients
+        assert first is not None
+        assert torch.equal(first, torch.full((2, 2), 5.0))
+        assert second is not None
+        assert torch.equal(second, torch.ones(3))
+        assert third is None
+
+
+def test_sparse_gradients_are_refused() -> None:
+    members = [(0, chunk, 1) for chunk in (0, 3)]
+    one = settler(set(members), ties=dict.fromkeys(members, group(*members)))
+    with pytest.raises(WeftError, match="sparse gradients can't be averaged, tied or clipped"):
+        one.begin(members[0], settlement(torch.ones(2).to_sparse()))
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6])
+def test_one_norm_is_clipped_over_all_chunks(limit: float) -> None:
+    """As torch clips the whole model; a norm within the limit leaves every bit as it is."""
+    members = [(0, chunk, 0) for chunk in range(3)]
+    one = settler(set(members), clip_norm=limit, norms=dict.fromkeys(members, group(*members)))
+    torch.manual_seed(0)
+    parts = {member: [torch.randn(4, 3), torch.randn(5)] for member in members}
+    plain = [torch.nn.Parameter(torch.zeros_like(part)) for tensors in parts.values() for part in tensors]
+    for parameter, part in zip(plain, (part for tensors in parts.values() for part in tensors), strict=True):
+        parameter.grad = part.clone()
+    norm = torch.nn.utils.clip_grad_norm_(plain, limit).item()
+    found = {member: settlement(*(part.clone() for part in tensors)) for member, tensors in parts.items()}
+    settle(one, found)
+    for each in found.values():
+        assert each.norm == pytest.approx(norm, rel=1e-6)
+    clipped = [gradient for each in found.values() for gradient in gradients(each)]
+    for mine, parameter in zip(clipped, plain, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(mine, parameter.grad, rtol=1e-6, atol=0)
+        assert limit < norm or torch.equal(mine, parameter.grad)
+
+
+def test_tied_weights_count_once_in_a_norm() -> None:
+    """Chunks 0 and 2 share a weight of gradient 3 together; chunk 1 has one of its own, 4: the norm is 5."""
+    tied, own = [(0, 0, 0), (0, 2, 0)], (0, 1, 0)
+    everyone = group(tied[0], own, tied[1], name="norm")
+    one = settler(
+        {*tied, own},
+        clip_norm=1.0,
+        ties=dict.fromkeys(tied, group(*tied, name="tied")),
+        norms=dict.fromkeys([*tied, own], everyone),
+    )
+    found = {
+        tied[0]: settlement(torch.tensor([1.0])),
+        own: settlement(torch.tensor([4.0])),
+        tied[1]: settlement(torch.tensor([2.0])),
+    }
+    settle(one, found)
+    assert [each.norm for each in found.values()] == pytest.approx([5.0] * 3)
+    assert [gradients(each)[0].item() for each in found.values()] == pytest.approx([0.6, 0.8, 0.6], rel=1e-5)
+    assert torch.equal(gradients(found[tied[0]])[0], gradients(found[tied[1]])[0])
+
+
+def test_means_come_before_ties_and_ties_before_norms_over_processes() -> None:
+    """Two replicas of two tied chunks, in four processes: all four get the same gradient, to the bit."""
+    members: list[Member] = [(replica, chunk, 0) for replica in range(2) for chunk in range(2)]
+    averages = {m: group(*(o for o in members if o[1] == m[1]), name=f"mean {m[1]}") for m in members}
+    ties = {m: group(*(o for o in members if o[0] == m[0]), name=f"tie {m[0]}") for m in members}
+    norms = {m: group(*(o for o in members if o[0] == m[0]), name=f"norm {m[0]}") for m in members}
+    meetings = {g.name: Meeting(2) for groups in (averages, ties, norms) for g in groups.values()}
+    torch.manual_seed(0)
+    parts = {member: torch.randn(10) for member in members}
+    mean = [(parts[0, chunk, 0] + parts[1, chunk, 0]) / 2 for chunk in range(2)]
+    total = mean[0] + mean[1]
+    norm = total.norm().item()
+    found = {member: settlement(parts[member].clone(), loss=float(member[0])) for member in members}
+    settlers = {
+        member: settler(
+            {member},
+            sums=Sums(
+                {member},
+                {groups[member].name: meetings[groups[member].name].all_reduce for groups in (averages, ties, norms)},
+            ),
+            replicas=2,
+            clip_norm=norm / 2,
+            averages=averages,
+            ties=ties,
+            norms=norms,
+        )
+        for member in members
+    }
+    for member, each in found.items():
+        settlers[member].begin(member, each)
+    for each in found.values():
+        each.done.result(LONG)
+        assert each.loss == 0.5
+        assert each.norm == pytest.approx(norm, rel=1e-6)
+        torch.testing.assert_close(gradients(each)[0], total / 2, rtol=1e-5, atol=1e-6)
+        assert torch.equal(gradients(each)[0], gradients(found[members[0]])[0])
+
+
+def test_a_failure_on_the_way_reaches_whoever_waits_for_the_settlement() -> None:
+    """In the second of two sums, on the thread of a lane, where nobody else would ever see it."""
+    mean, tie = Meeting(1), Meeting(1)
+    tie.failure = ConnectionError("rank 3 is gone")
+    sums = Sums({A}, {"mean": mean.all_reduce, "tie": tie.all_reduce})
+    one = settler({A}, sums=sums, averages={A: group(A, name="mean")}, ties={A: group(A, name="tie")})
+    found = settlement(torch.ones(2))
+    one.begin(A, found)
+    with pytest.raises(ConnectionError, match="rank 3 is gone"):
+        found.done.result(LONG)
+    assert mean.calls
+    assert tie.calls
+
+
+def test_what_goes_wrong_after_a_sum_reaches_the_waiter_too() -> None:
+    """Such as a gradient that can't be divided."""
+    one = settler({A}, replicas=2, averages={A: group(A)})
+    found = settlement(torch.ones(2, dtype=torch.int64))
+    one.begin(A, found)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        found.done.result(LONG)
+
+
+# What is left
+
+
+def lanes() -> int:
+    return sum(thread.name == "weft sums" for thread in threading.enumerate())
+
+
+def test_lanes_end_with_their_sums() -> None:
+    """Building one pipeline after the other in a process must not leave a thread for each."""
+    before = lanes()
+    meetings = {name: Meeting(1) for name in "abc"}
+    one = settler({A}, sums=Sums({A}, {name: meeting.all_reduce for name, meeting in meetings.items()}))
+    assert lanes() == before + 3
+    del one
+    gc.collect()
+    eventually(lambda: lanes() <= before, 5.0)
+
+
+def test_lanes_end_after_they_were_used() -> None:
+    """What a lane has done must not hold on to whoever asked for it."""
+    before = lanes()
+    one = settler({A}, sums=Sums({A}, {"mean": Meeting(1).all_reduce}), averages={A: group(A, name="mean")})
+    found = settlement(torch.ones(2))
+    settle(one, {A: found})
+    assert lanes() == before + 1
+    del one, found
+    gc.collect()
+    eventually(lambda: lanes() <= before, 5.0)
+
+
+def test_a_lane_may_be_the_last_to_hold_its_sums() -> None:
+    """Whoever asked is gone before the lane is through: it ends in peace, though it can't wait for itself."""
+    before = lanes()
+    gone = threading.Event()
+
+    def all_reduce(_: Tensor) -> None:
+        assert gone.wait(LONG)
+
+    sums = Sums({A}, {"mean": all_reduce})
+    future = sums.add(group(A, name="mean"), 0, A, [torch.ones(2)])
+    future.add_done_callback(lambda _, sums=sums: None)  # type: ignore[misc]
+    del sums, future
+    gc.collect()
+    gone.set()
+    eventually(lambda: lanes() <= before, 5.0)
+
+
+def test_a_lane_keeps_no_gradients_that_it_has_added_up() -> None:
+    """It waits for the next sum, perhaps for minutes, and must not hold the last one's memory meanwhile."""
+    sums = Sums({A}, {"mean": Meeting(1).all_reduce})
+    part = torch.ones(1000)
+    future = sums.add(group(A, name="mean"), 0, A, [part])
+    total = result(future)[0]
+    left = [weakref.ref(part), weakref.ref(total)]
+    del part, future, total
+    gc.collect()
+    eventually(lambda: [one() for one in left] == [None, None], 5.0)
