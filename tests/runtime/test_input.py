@@ -340,7 +340,7 @@ def test_an_exception_in_an_update_names_its_place(schedule: str, options: dict[
 
 def test_an_exception_in_the_loss_names_its_place() -> None:
     """Such as that of targets that do not fit."""
-    with pytest.raises(RunError, match=r"rank 1, chunk 1, mini-batch 0, micro-batch 0 \(1F0\): .*size"):
+    with pytest.raises(RunError, match=r"rank 1, chunk 1, mini-batch 0, micro-batch 0 \(1F0\): "):
         pipeline(loss_fn=functional.cross_entropy).step(rows(), torch.zeros(8, 3, dtype=torch.long))
 
 
