@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 ROOT = str(Path(__file__).parents[2])
 WIDTH, MICROBATCHES, RANKS = 8, 4, 3
 LONG = 60.0  # a deadline that no case comes to, so that no failure is only found by it
-SHORT = 1.5  # a deadline that a case waits for
+SHORT = 2.0  # a deadline that a case waits for
 STEPS = "all ranks to come to the same call"
 
 
@@ -467,7 +467,7 @@ def train(does):
     rank = dist.get_rank()
     Path(f"{does}.{rank}").write_text(str(os.getpid()))
     inputs = torch.ones(8, 4)
-    for broken, deadline in (("", 60.0), (does, 2.0)):  # the first one loads what is loaded at the first use
+    for broken, deadline in (("", 60.0), (does, 3.0)):  # the first one loads what is loaded at the first use
         torch.manual_seed(0)
         model = nn.Sequential(Layer(4, 4), nn.Tanh(), Layer(4, 4), nn.Tanh())
         if rank == 1:
@@ -530,7 +530,7 @@ def check_stacks(err: str, how: str) -> None:
     """Those of both ranks, from where each of them is."""
     reason, *stacks = err.split("weft: stacks of rank ")
     assert "weft: rank 0 (pid " in reason
-    assert "rank 0 waited 2 s for the backward of micro-batch 0 for chunk 0 from rank 1" in reason
+    assert "rank 0 waited 3 s for the backward of micro-batch 0 for chunk 0 from rank 1" in reason
     assert [stack[0] for stack in stacks] == ["0", "1"]
     assert " in step\n" in stacks[0]
     assert f" in {how}\n" in stacks[1]
@@ -556,14 +556,14 @@ def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:
     assert ", in raises\n" in raises
     assert dies.startswith("rank 1 was killed by SIGKILL")
     check_stacks(stops, "stops")
-    assert "weft.errors.RunError: rank 0 failed: RunError: rank 0 waited 2 s for the backward of micro-batch 0" in stops
+    assert "weft.errors.RunError: rank 0 failed: RunError: rank 0 waited 3 s for the backward of micro-batch 0" in stops
 
 
 @pytest.mark.parametrize("how", [(), TORCHRUN], ids=["launch", "torchrun"])
 def test_ctrl_c_leaves_at_once(scripts: Scripts, how: tuple[str, ...]) -> None:
     """While one rank computes without end and the other waits for it, deep inside of gloo."""
     script = str(scripts.folder / "script.py")
-    process = scripts.start(USERS.replace("2.0", "60.0"), *how, script, "spins", **environment(scripts))
+    process = scripts.start(USERS.replace("3.0", "60.0"), *how, script, "spins", **environment(scripts))
     wait_for_moment(scripts, process)
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does
     done = finish(scripts, process)
@@ -597,4 +597,4 @@ def test_torchrun_ends_when_a_rank_breaks(scripts: Scripts, does: str) -> None:
         assert "Signal 9 (SIGKILL) received by PID" in done.err
     else:
         check_stacks(done.err, does)
-        assert "weft.errors.RunError: rank 0 waited 2 s for the backward of micro-batch 0" in done.err
+        assert "weft.errors.RunError: rank 0 waited 3 s for the backward of micro-batch 0" in done.err
