@@ -31,13 +31,18 @@ README = Path(__file__).parent / "README.md"
 WIDTH, TOKENS, BATCH, LAYERS = 256, 128, 4, 8
 MICROBATCHES = (2, 4, 8)
 ROUNDS = 5
+WINDOW = 16  # micro-batches, of each contender in each round
 WEFT = ("gpipe", "1f1b", "interleaved", "zb-h1", "2bw", "wpipe")
-PEERS: dict[str, tuple[Any, int]] = {  # schedule, stages a rank
-    "GPipe": (pipelining.ScheduleGPipe, 1),
-    "1F1B": (pipelining.Schedule1F1B, 1),
-    "Interleaved1F1B": (pipelining.ScheduleInterleaved1F1B, 2),
-    "InterleavedZeroBubble": (pipelining.ScheduleInterleavedZeroBubble, 2),
+PEERS: dict[str, tuple[Any, str]] = {  # schedule, stages of each rank
+    "GPipe": (pipelining.ScheduleGPipe, "one"),
+    "1F1B": (pipelining.Schedule1F1B, "one"),
+    "LoopedBFS": (pipelining.ScheduleLoopedBFS, "loop"),
+    "Interleaved1F1B": (pipelining.ScheduleInterleaved1F1B, "loop"),
+    "InterleavedZeroBubble": (pipelining.ScheduleInterleavedZeroBubble, "loop"),
+    "ZBVZeroBubble": (pipelining.ScheduleZBVZeroBubble, "v"),
+    "DualPipeV": (pipelining.ScheduleDualPipeV, "v"),
 }
+FEWEST = {"DualPipeV": 4}  # micro-batches that it takes on two ranks
 TARGETS = {"throughput": 0.93, "paced": 0.93, "engine": 150.0}
 PACED_RANKS, PACED = 8, ("1f1b", "2bw", "wpipe")
 FORWARD, BACKWARD = 0.010, 0.020
@@ -57,11 +62,11 @@ def optimizer(parameters: Any) -> torch.optim.Optimizer:
 # Throughput
 
 
-def throughput(microbatches: int) -> dict[str, list[float]]:
-    """Micro-batches a second of each contender in each round, on this rank."""
-    steps = max(2, 8 // microbatches)
+def throughput(microbatches: int) -> dict[str, list[tuple[float, float]]]:
+    """Micro-batches a second of each contender in each round, and of the limit just before and after, on this rank."""
     batch = torch.randn(BATCH * microbatches, TOKENS, WIDTH)
-    contenders: dict[str, Callable[[], None]] = {"limit": _alone(microbatches, batch)}
+    limit = _alone(microbatches, batch)
+    contenders: dict[str, Callable[[], None]] = {}
     flushes: dict[str, Callable[[], Any]] = {}
     for name in WEFT:
         pipe = weft.Pipeline(
@@ -74,18 +79,28 @@ def throughput(microbatches: int) -> dict[str, list[float]]:
         contenders[f"weft {name}"] = lambda pipe=pipe: pipe.step(batch, batch)  # type: ignore[misc]
         flushes[f"weft {name}"] = pipe.flush
     for name in PEERS:
-        contenders[f"torch {name}"] = _peer(name, microbatches, batch)
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(ROUNDS):
-        for name, step in contenders.items():
+        if microbatches >= FEWEST.get(name, 1):
+            contenders[f"torch {name}"] = _peer(name, microbatches, batch)
+
+    def rate(step: Callable[[], None], steps: int, flush: Callable[[], Any] = lambda: None) -> float:
+        for _ in range(max(1, 4 // microbatches)):  # until the pipeline is full
             step()
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(steps):
-                step()
-            rates[name].append(steps * microbatches / (time.perf_counter() - begin))
-            flushes.get(name, lambda: None)()
-            dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            step()
+        end = time.perf_counter()
+        flush()
+        dist.barrier()
+        return steps * microbatches / (end - begin)
+
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    for _ in range(ROUNDS):
+        before = rate(limit, WINDOW // 2 // microbatches)
+        for name, step in contenders.items():
+            reached = rate(step, WINDOW // microbatches, flushes.get(name, lambda: None))
+            after = rate(limit, WINDOW // 2 // microbatches)
+            rates[name].append((reached, statistics.harmonic_mean([before, after])))
+            before = after
     return rates
 
 
@@ -106,26 +121,23 @@ def _alone(microbatches: int, batch: Tensor) -> Callable[[], None]:
 
 def _peer(name: str, microbatches: int, batch: Tensor) -> Callable[[], None]:
     """The same model under a schedule of `torch.distributed.pipelining`."""
-    kind, held = PEERS[name]
+    kind, placed = PEERS[name]
     rank, world = dist.get_rank(), dist.get_world_size()
-    count = held * world
-    layers = list(transformer(LAYERS))
+    held = {"one": [rank], "loop": [rank, world + rank], "v": [rank, 2 * world - 1 - rank]}[placed]
+    count = len(held) * world
     size = LAYERS // count
-    stages, parameters = [], []
-    for number in range(rank, count, world):
-        module = nn.Sequential(*layers[number * size : (number + 1) * size])
-        parameters += list(module.parameters())
-        stages.append(pipelining.PipelineStage(module, number, count, torch.device("cpu")))
-    run = kind(stages[0] if held == 1 else stages, microbatches, loss_fn=nn.functional.mse_loss)
-    update = optimizer(parameters)
+    modules = [transformer(LAYERS)[number * size : (number + 1) * size] for number in held]
+    stages = [
+        pipelining.PipelineStage(module, number, count, torch.device("cpu"))
+        for number, module in zip(held, modules, strict=True)
+    ]
+    run = kind(stages if len(stages) > 1 else stages[0], microbatches, loss_fn=nn.functional.mse_loss)
+    update = optimizer([parameter for module in modules for parameter in module.parameters()])
+    inputs = (batch,) if 0 in held else ()
+    target = {"target": batch, "losses": []} if count - 1 in held else {}
 
     def step() -> None:
-        if rank == 0:
-            run.step(batch)
-        elif rank == world - 1:
-            run.step(target=batch, losses=[])
-        else:
-            run.step()
+        run.step(*inputs, **target)
         update.step()
         update.zero_grad()
 
@@ -165,7 +177,8 @@ def paced() -> dict[str, list[float]]:
     pipes, periods = {}, {}
     for name in PACED:
         schedule = weft.schedule(name, stages=PACED_RANKS, microbatches=microbatches)
-        cost = weft.Cost.uniform(schedule, forward=FORWARD, backward=BACKWARD)
+        held = schedule.chunks // PACED_RANKS  # layers of a stage, which is what a uniform cost is of
+        cost = weft.Cost.uniform(schedule, forward=held * FORWARD, backward=held * BACKWARD)
         periods[name] = weft.simulate(schedule, cost).period
         layers = [Paced() for _ in range(schedule.chunks)]
         pipes[name] = weft.Pipeline(layers, loss_fn=nn.functional.mse_loss, optimizer=optimizer, schedule=schedule)
@@ -252,12 +265,13 @@ def main() -> int:
     failed: list[str] = []
     lines = ["| m | contender | of the limit, median (least to most) |", "| ---: | --- | ---: |"]
     for microbatches in MICROBATCHES:
-        ranks = weft.launch(throughput, microbatches, ranks=2, timeout=300.0)
-        limit = [sum(both) for both in zip(*(rank["limit"] for rank in ranks), strict=True)]
+        ranks = weft.launch(throughput, microbatches, ranks=2, timeout=900.0)
         ratios = {
-            name: [2 * min(both) / whole for *both, whole in zip(*(rank[name] for rank in ranks), limit, strict=True)]
+            name: [
+                2 * min(rate for rate, _ in both) / sum(limit for _, limit in both)
+                for both in zip(*(rank[name] for rank in ranks), strict=True)
+            ]
             for name in ranks[0]
-            if name != "limit"
         }
         best = max(statistics.median(some) for name, some in ratios.items() if name.startswith("torch"))
         for name, some in ratios.items():

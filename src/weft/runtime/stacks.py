@@ -21,8 +21,8 @@ if sys.platform == "linux":
 else:
     SIGNAL = signal.SIGUSR2
 
-ANSWER = 1.0  # seconds that a process gets to take the signal
-PAUSE = 0.1  # seconds to write its stacks, before the next one is asked
+ANSWER = 5.0  # seconds that a process gets to write its stacks
+PAUSE = 0.1  # seconds for the same where it can't be seen whether it is done
 TURN = 30.0  # seconds to let another rank finish its round
 
 
@@ -68,15 +68,19 @@ def ask(rank: int, pid: int) -> None:
             _say(f"rank {rank} (pid {pid}) does not listen: it is starting up, or not a rank of weft")
             return
         _say(f"stacks of rank {rank} (pid {pid}{', which was stopped and goes on now' if state[:1] == 'T' else ''}):")
+        deaf = _blocking(pid)
         os.kill(pid, SIGNAL)
         os.kill(pid, signal.SIGCONT)  # afterwards, so that the signal is the first thing that a stopped one sees
-        end = time.monotonic() + ANSWER
-        while _holds(_status(pid), "ShdPnd"):
+        if not status:
+            time.sleep(PAUSE)
+            return
+        end, seen = time.monotonic() + ANSWER, 0
+        while seen < 2:  # in a row, since between pending and taken a signal is nowhere
             if time.monotonic() > end:
                 _say(f"rank {rank} (pid {pid}) has not answered within {ANSWER:g} s (state: {state})")
                 return
             time.sleep(0.01)
-        time.sleep(PAUSE)
+            seen = 0 if _holds(_status(pid), "ShdPnd") or _blocking(pid) - deaf else seen + 1
     except ProcessLookupError:
         _say(f"rank {rank} (pid {pid}) is gone")
     except Exception as problem:
@@ -89,7 +93,7 @@ def _say(text: str) -> None:
         os.write(2, f"weft: {text}\n".encode(errors="backslashreplace"))
 
 
-def _status(pid: int) -> dict[str, str]:
+def _status(pid: int | str) -> dict[str, str]:
     """What Linux tells about a process; nothing on other systems."""
     if sys.platform != "linux":
         return {}
@@ -98,6 +102,14 @@ def _status(pid: int) -> dict[str, str]:
             return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
     except FileNotFoundError:
         raise ProcessLookupError from None
+
+
+def _blocking(pid: int) -> set[str]:
+    """The threads that do not take the signal now; one that writes the stacks does not, until it is done."""
+    threads: set[str] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        threads = {one for one in os.listdir(f"/proc/{pid}/task") if _holds(_status(f"{pid}/task/{one}"), "SigBlk")}
+    return threads
 
 
 def _holds(status: dict[str, str], which: str) -> bool:
