@@ -12,7 +12,7 @@ from weft.schedule import Schedule, Weights, load_csv, schedule, verify
 from weft.simulate import ChunkCost, Cost, Link, simulate, timeline
 
 if TYPE_CHECKING:
-    from weft.runtime import Pipeline, Report, Result, cut, launch
+    from weft.runtime import Pipeline, Report, Result, cut, launch, linear_rule
 
 __version__ = "0.1.0"
 
@@ -31,6 +31,7 @@ __all__ = [
     "Weights",
     "cut",
     "launch",
+    "linear_rule",
     "load_csv",
     "schedule",
     "simulate",
@@ -38,7 +39,7 @@ __all__ = [
     "verify",
 ]
 
-_RUNTIME = ("Pipeline", "Report", "Result", "cut", "launch")
+_RUNTIME = ("Pipeline", "Report", "Result", "cut", "launch", "linear_rule")
 
 
 def __getattr__(name: str) -> Any:

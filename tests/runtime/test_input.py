@@ -79,8 +79,27 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "2bw": ({"schedule": "2bw", "microbatches": 1}, r"2bw .*microbatches: 1, stages: 2.*; use"),
     "interleaved": ({"schedule": "interleaved", "microbatches": 3}, r"interleaved.*microbatches: 3, stages: 2.*; use"),
     "unknown": ({"schedule": "wpip"}, r"no schedule 'wpip', did you mean 'wpipe'\?; known are .*1f1b"),
-    "predicting": ({"schedule": "xpipe"}, r"xpipe predicts weights.*not.*yet.*use 2bw, wpipe or pipedream"),
-    "predict": ({"predict": {}}, r"predict= is for schedules that predict weights"),
+    "predict synchronous": ({"schedule": "1f1b", "predict": {}}, r"predict= is for .*xpipe.*1f1b is synchronous"),
+    "predict stash": (
+        {"schedule": "pipedream", "predict": {}},
+        r"predict= is for .*wpipe.*pipedream keeps its versions",
+    ),
+    "predict word": ({"schedule": "xpipe", "predict": "exact"}, r"predict holds choices.*got 'exact'"),
+    "predict name": ({"schedule": "xpipe", "predict": {"version": "exact"}}, r"'version', did you mean 'versions'\?"),
+    "predict value": ({"schedule": "xpipe", "predict": {"bias": "sgd"}}, r"bias is 'adam' or 'printed' \(got 'sgd'\)"),
+    "predict without a rule": (
+        {"schedule": "xpipe", "optimizer": lambda params: torch.optim.Rprop(params)},
+        r"Rprop has no linear rule.*those that have one: .*Adam.*\"decayed\".*weft\.linear_rule",
+    ),
+    "predict and recompute": (
+        {"schedule": "xpipe", "recompute": True},
+        r"xpipe runs backwards at other weights.*leave recompute out",
+    ),
+    "predict and bf16": (
+        {"schedule": "wpipe", "predict": {"versions": "exact"}, "precision": "bf16"},
+        r"autocast saves",
+    ),
+    "telemetry": ({"telemetry": 0}, r"telemetry must be a whole number of 1 or more \(got 0\)"),
     "more stages than layers": (
         {"stages": 5},
         r"at least one layer a chunk \(layers: 4, chunks: 5\); use fewer stages",
@@ -345,8 +364,19 @@ def test_an_exception_in_the_loss_names_its_place() -> None:
 
 
 def test_inputs_and_targets_of_different_sizes() -> None:
-    with pytest.raises(WeftError, match=r"as many samples \(inputs: 8, targets: 4\)"):
+    with pytest.raises(WeftError, match=r"as many samples.*\(inputs: 8, targets: 4\)"):
         pipeline().step(rows(), rows()[:4])
+
+
+def test_several_targets_for_each_input() -> None:
+    """Targets that were flattened, one a token, go with their inputs."""
+    inputs, losses = rows(), []
+    for targets in (inputs, inputs.flatten()):
+        torch.manual_seed(0)
+        pipe = pipeline(loss_fn=lambda output, target: nn.functional.mse_loss(output.flatten(), target.flatten()))
+        pipe.step(inputs, targets)
+        losses.append(pipe.flush().loss)
+    assert losses[0] == losses[1] is not None
 
 
 def test_an_exception_in_an_evaluation_names_its_place() -> None:

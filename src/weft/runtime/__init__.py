@@ -4,5 +4,6 @@ from weft.runtime.cut import cut
 from weft.runtime.launch import launch
 from weft.runtime.pipeline import Pipeline, Result
 from weft.runtime.report import Report
+from weft.runtime.rules import linear_rule
 
-__all__ = ["Pipeline", "Report", "Result", "cut", "launch"]
+__all__ = ["Pipeline", "Report", "Result", "cut", "launch", "linear_rule"]

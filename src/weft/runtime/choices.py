@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from weft.errors import WeftError
 from weft.runtime.transport import Processes, Transport, Virtual
 from weft.schedule import Program, Schedule
 from weft.schedule import schedule as named_schedule
+from weft.schedule.catalog import METHODS, nearest
 from weft.schedule.core import check_sizes
+from weft.schedule.weights import Weights
 
 
 def check_choices(
@@ -57,8 +59,59 @@ def each_chunk(choice: bool | Sequence[bool], chunks: int) -> list[bool]:
     return chosen
 
 
-def schedule_for(schedule: str | Schedule, stages: int | None, microbatches: int | None, replicas: int) -> Schedule:
+PREDICT = {
+    "versions": ("published", "exact"),
+    "bias": ("adam", "printed"),
+    "extrapolation": ("linear", "decayed"),
+}
+
+
+def prediction_for(predict: Mapping[str, Any] | None) -> dict[str, str]:
+    """The choices of `predict=`, each one of those that there are."""
+    if predict is not None and not isinstance(predict, Mapping):
+        raise WeftError(f'predict holds choices, such as {{"versions": "exact"}} (got {predict!r})')
+    chosen = dict(predict or {})
+    for name, value in chosen.items():
+        if name not in PREDICT:
+            known = ", ".join(PREDICT)
+            raise WeftError(f"predict has no choice {name!r}{nearest(name, PREDICT)}; its choices are: {known}")
+        if value not in PREDICT[name]:
+            raise WeftError(f"predict's {name} is {' or '.join(map(repr, PREDICT[name]))} (got {value!r})")
+    return chosen
+
+
+def predicting(schedule: str | Schedule, predict: Mapping[str, str] | None) -> dict[str, str]:
+    """The option that a schedule by name takes from `predict=`; a refusal where there is nothing to predict."""
+    if predict is None:
+        return {}
+    if isinstance(schedule, Schedule):
+        made = schedule.options.get("versions", schedule.options.get("predict", "published"))
+        if predict.get("versions", made) != made:
+            raise WeftError(
+                f"the schedule has its own count of versions (schedule: {made}, predict: {predict['versions']}); leave "
+                'it out, or build the schedule with it, such as weft.schedule("xpipe", ..., versions="exact")'
+            )
+        return {}
+    method = METHODS.get(schedule)
+    if method is None:
+        return {}  # named_schedule tells what there is
+    for option in ("versions", "predict"):
+        if option in method.options:
+            return {option: predict.get("versions", "published")}
+    able = [name for name, one in METHODS.items() if {"versions", "predict"} & set(one.options)]
+    why = "is synchronous: it meets no other weights than it reads" if not method.asynchronous else "keeps its versions"
+    raise WeftError(f"predict= is for {', '.join(able)}; {schedule} {why}, so leave predict out")
+
+
+def schedule_for(
+    schedule: str | Schedule,
+    stages: int | None,
+    microbatches: int | None,
+    replicas: int,
+    predict: Mapping[str, str] | None = None,
+) -> Schedule:
     """The schedule that a pipeline runs, for as many stages as there are ranks."""
+    options = predicting(schedule, predict)
     check_sizes(replicas=replicas)
     if dist.is_available() and dist.is_initialized():
         world = dist.get_world_size()
@@ -89,19 +142,28 @@ def schedule_for(schedule: str | Schedule, stages: int | None, microbatches: int
         return schedule
     if microbatches is None:
         raise WeftError("a schedule by name needs microbatches, the number of parts of a mini-batch")
-    return named_schedule(schedule, stages=there, microbatches=microbatches)
+    return named_schedule(schedule, stages=there, microbatches=microbatches, **options)
 
 
-def runnable(program: Program) -> Program:
-    """Refuse what the engine can't run."""
-    newest = program.schedule.weights.backward == "newest"
-    if program.ahead.any() or newest:
-        does = "predicts weights" if program.ahead.any() else "runs backwards at other weights than their forwards"
+def check_weights(program: Program, *, predict: Any, recompute: Sequence[bool], precision: str | None) -> None:
+    """Refuse what does not go with the weights that a schedule reads."""
+    schedule = program.schedule
+    if predict is not None and isinstance(schedule, Schedule) and schedule.weights == Weights():
+        raise WeftError(f"{schedule.name} is synchronous: it meets no other weights than it reads; leave predict out")
+    if schedule.weights.backward == "forward":
+        return
+    does = f"{schedule.name} runs backwards at other weights than their forwards"
+    other = (
+        "use a schedule whose backward is at its forward's weights, such as wpipe or 2bw, with prediction or without"
+    )
+    if any(recompute):
         raise WeftError(
-            f"{program.schedule.name} {does}, which the runtime does not do yet; it can be drawn, simulated and "
-            "checked; use 2bw, wpipe or pipedream to train"
+            f"{does}, so a forward can't be computed again for its backward; leave recompute out, or {other}"
         )
-    return program
+    if precision == "bf16":
+        raise WeftError(
+            f"{does}, but what autocast saves are casts of the forward's weights; leave precision out, or {other}"
+        )
 
 
 def device_for(device: str | torch.device | None) -> torch.device:

@@ -14,9 +14,10 @@ from torch.nn import Parameter
 from weft.errors import WeftError
 from weft.runtime.layers import call, tensors_of
 from weft.runtime.nest import flatten, over
-from weft.runtime.parameters import ParameterSet, Place
+from weft.runtime.parameters import Leaves, ParameterSet, Place
 from weft.runtime.randomness import Seeds, mix
 from weft.runtime.split import SplitBackward
+from weft.runtime.swapping import Swapping
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 Shapes: TypeAlias = "tuple[tuple[torch.Size, torch.dtype, bool], ...]"  # of all inputs of a chunk
@@ -48,7 +49,7 @@ class Flight:
     microbatch: int  # its number within the mini-batch, over all replicas
     target: Any
     given: Any  # what the forward is given; kept for a recompute
-    versions: list[int] = field(default_factory=list)  # of each parameter set
+    weights: list[Leaves] = field(default_factory=list)  # that the forward reads, of each parameter set
     buffers: dict[Place, Tensor] = field(default_factory=dict)  # as the forward found those that it changed
     inputs: list[Tensor] = field(default_factory=list)  # leaves of the graph that owe a gradient
     outputs: list[Tensor] = field(default_factory=list)  # roots of the graph
@@ -75,6 +76,7 @@ class Chunk:
     last: bool  # of the model: computes the loss
     recompute: bool
     how: How
+    elsewhere: bool = False  # backwards are at other weights than their forwards
     sets: list[ParameterSet] = field(default_factory=list)
     flights: dict[int, Flight] = field(default_factory=dict)
 
@@ -83,6 +85,7 @@ class Chunk:
         self._copies_input = any(getattr(module, "inplace", False) is True for module in modules)
         self._changing: set[Place] = set()  # buffers that a forward changes
         self._known: dict[Shapes, _Known] = {}
+        self._swapping = Swapping() if self.elsewhere else None
 
     # Forward
 
@@ -91,15 +94,18 @@ class Chunk:
 
         In the last chunk the output is the loss.
         """
-        for one, version in zip(self.sets, flight.versions, strict=True):
-            one.install(version)
+        for one, weights in zip(self.sets, flight.weights, strict=True):
+            one.install(weights)
+        if self._swapping is not None:
+            self._swapping.know(flight.weights)
         leaves = flatten(flight.given)[0]
         flight.inputs = [leaf for leaf in leaves if leaf.requires_grad]
         shapes = tuple((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves)
         if self.recompute:
             output = self._run_for_later(flight, leaves, shapes)
         elif shapes in self._known:
-            output = self._run(flight)
+            with self._swapping.hooks() if self._swapping is not None else contextlib.nullcontext():
+                output = self._run(flight)
         else:
             output = self._run_and_count(flight, leaves, shapes)
         outputs = flatten(output)[0]
@@ -116,7 +122,7 @@ class Chunk:
     def _run_and_count(self, flight: Flight, leaves: list[Tensor], shapes: Shapes) -> Any:
         """The first micro-batch of some shapes: count what it holds, which takes too long for every one."""
         saved: set[tuple[int, int]] = set()
-        with _counting(saved):
+        with _counting(saved) if self._swapping is None else self._swapping.hooks(saved):
             output = self._run(flight)
         outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
         given = [*leaves, *flatten(flight.target)[0]]
@@ -173,43 +179,52 @@ class Chunk:
 
     # Backward
 
-    def backward(self, index: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Run a micro-batch backward; the gradients that its inputs owe."""
+    def backward(
+        self, index: int, gradients: Sequence[Tensor | None], weights: list[Leaves] | None = None
+    ) -> list[Tensor | None]:
+        """Run a micro-batch backward, at its forward's weights or at others; the gradients that its inputs owe."""
         flight = self.flights.pop(index)
-        self._prepare(flight)
+        self._prepare(flight, weights)
         roots, gradients = self._roots(flight, gradients)
         if roots:
             torch.autograd.backward(roots, gradients)
         return [leaf.grad for leaf in flight.inputs]
 
-    def backward_inputs(self, index: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def backward_inputs(
+        self, index: int, gradients: Sequence[Tensor | None], weights: list[Leaves] | None = None
+    ) -> list[Tensor | None]:
         """The first half of a backward: the gradients that the inputs owe."""
         flight = self.flights[index]
-        parameters = self._prepare(flight)
+        parameters = self._prepare(flight, weights)
         roots, gradients = self._roots(flight, gradients)
         flight.split = SplitBackward(roots, gradients, flight.inputs, parameters)
         flight.outputs = []  # the loss's own part of the graph can go
         return flight.split.input_gradients()
 
-    def backward_weights(self, index: int) -> None:
+    def backward_weights(self, index: int, weights: list[Leaves] | None = None) -> None:
         """The second half: the gradients of the weights."""
         flight = self.flights.pop(index)
-        for one, version in zip(self.sets, flight.versions, strict=True):
-            one.collect(version)
+        self._read_back(flight, weights)
         assert flight.split is not None
         flight.split.weight_gradients()
 
-    def _prepare(self, flight: Flight) -> list[Parameter]:
-        """Let gradients be collected, and the graph be there."""
-        leaves: list[Parameter] = []
-        for one, version in zip(self.sets, flight.versions, strict=True):
-            leaves += one.collect(version)
-            one.install(version)  # for what computes again in its backward, by weft's choice or the model's own
+    def _read_back(self, flight: Flight, weights: list[Leaves] | None) -> None:
+        """Let gradients be collected where the forward's weights were, and computed with those of the backward."""
+        for one, leaves in zip(self.sets, flight.weights, strict=True):
+            one.collect(leaves)
+        if self._swapping is not None:
+            self._swapping.read(weights or flight.weights)
+
+    def _prepare(self, flight: Flight, weights: list[Leaves] | None) -> list[Parameter]:
+        """Let the graph be there, and all that a backward needs; the leaves of the graph."""
+        self._read_back(flight, weights)
+        for one, leaves in zip(self.sets, weights or flight.weights, strict=True):
+            one.install(leaves)  # for what computes again in its backward, by weft's choice or the model's own
         if self.recompute:
             with self._buffers_of(flight):
                 output = self._run(flight)
             flight.outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        return leaves
+        return [leaf for leaves in flight.weights for leaf in leaves]
 
     def _roots(
         self, flight: Flight, gradients: Sequence[Tensor | None]

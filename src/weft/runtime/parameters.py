@@ -1,12 +1,14 @@
 """The parameters that are updated together: a chunk's own, or those it shares with other chunks (*tied* ones).
 
-A set knows its versions, its optimizer, and where in the chunk's modules its parameters stand. Chunks that share
-parameters hold a copy each; all copies get the same gradient and make the same step, so they stay equal.
+A set knows its versions, its predictions, its optimizer, and where in the chunk's modules its parameters stand. Chunks
+that share parameters hold a copy each; all copies get the same gradient and make the same step, so they stay equal.
+
+Predicted weights lie in buffers of their own, which are used again as soon as nothing reads them any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from weft.errors import WeftError
+from weft.runtime.prediction import Choice, Predictor, SchedulerMaker
 from weft.runtime.versions import Versions
 
 OptimizerMaker: TypeAlias = Callable[[list[Parameter]], torch.optim.Optimizer]
-SchedulerMaker: TypeAlias = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Gradients: TypeAlias = "list[Tensor | None]"
+Leaves: TypeAlias = "list[Parameter]"  # the parameters of a set, as a pass reads them
 Place: TypeAlias = "tuple[nn.Module, str]"
 
 
@@ -33,6 +36,7 @@ class ParameterSet:
         stashes: bool,
         optimizer: OptimizerMaker,
         lr_scheduler: SchedulerMaker | None,
+        predicts: Choice | None = None,
     ) -> None:
         self.names, self.places = list(names), places
         live = [getattr(*where[0]) for where in places]
@@ -41,13 +45,31 @@ class ParameterSet:
         self.optimizer = _optimizer(optimizer, live) if live else None
         self.lr_scheduler = _lr_scheduler(lr_scheduler, self.optimizer)
         self.versions = Versions(live, stashes=stashes)
-        self._installed: list[Parameter] = live
+        self.predictor = None
+        if predicts is not None and self.optimizer is not None:
+            self.predictor = Predictor(self.optimizer, choice=predicts, lr_scheduler=lr_scheduler)
+        self._predictions: dict[Hashable, Leaves] = {}
+        self._spare: list[Leaves] = []
+        self._installed: Leaves = live
         self._collecting = self.versions.read(0)  # the leaves that gradients are summed in
-        self.install(0)
+        self.install(self._collecting)
 
-    def install(self, version: int) -> None:
-        """Let the chunk's modules compute with a version."""
-        leaves = self.versions.read(version)
+    def predict(self, key: Hashable, ahead: int) -> None:
+        """Predict the weights that many updates beyond the newest version; they are kept under `key`."""
+        leaves = self._spare.pop() if self._spare else [Parameter(torch.empty_like(one)) for one in self.versions.live]
+        self._predictions[key] = leaves
+        if self.predictor is not None:
+            self.predictor.predict(self.versions.live, leaves, ahead)
+
+    def predicted(self, key: Hashable) -> Leaves:
+        return self._predictions[key]
+
+    def forget(self, key: Hashable) -> None:
+        """Nothing will read a prediction again."""
+        self._spare.append(self._predictions.pop(key))
+
+    def install(self, leaves: Leaves) -> None:
+        """Let the chunk's modules compute with these."""
         if leaves is self._installed:
             return
         for leaf, places in zip(leaves, self.places, strict=True):
@@ -55,14 +77,12 @@ class ParameterSet:
                 setattr(owner, name, leaf)
         self._installed = leaves
 
-    def collect(self, version: int) -> list[Parameter]:
-        """Let the gradients of a backward at this version be added to those that came before; its leaves."""
-        leaves = self.versions.read(version)
+    def collect(self, leaves: Leaves) -> None:
+        """Let the gradients of a backward, whose forward read these, be added to those that came before."""
         if leaves is not self._collecting:
             for leaf, other in zip(leaves, self._collecting, strict=True):
                 leaf.grad, other.grad = other.grad, None
             self._collecting = leaves
-        return leaves
 
     def take_gradients(self) -> Gradients:
         """The sum of a mini-batch's gradients, which from now on belongs to the caller."""
@@ -91,6 +111,8 @@ class ParameterSet:
             parameter.grad = gradient
         if self.optimizer is not None:
             self.optimizer.step()
+        if self.predictor is not None:
+            self.predictor.updated()
         for parameter in live:
             parameter.grad = None
         if self.lr_scheduler is not None:
@@ -98,7 +120,13 @@ class ParameterSet:
 
     def begin_anew(self) -> None:
         self.versions.begin_anew()
-        self.install(0)
+        self.install(self.versions.read(0))
+
+    @property
+    def prediction_bytes(self) -> int:
+        """Bytes of buffers for predicted weights, in use or not, and of what their prediction keeps."""
+        buffers = (len(self._predictions) + len(self._spare)) * self.versions.nbytes
+        return buffers + (0 if self.predictor is None else self.predictor.nbytes)
 
     @property
     def optimizer_bytes(self) -> int:

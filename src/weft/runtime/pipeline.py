@@ -19,7 +19,8 @@ from weft.runtime.chunk import How, LossFunction
 from weft.runtime.groups import settler_for
 from weft.runtime.layers import model_of
 from weft.runtime.nest import batch_size, over, pieces
-from weft.runtime.parameters import OptimizerMaker, SchedulerMaker
+from weft.runtime.parameters import OptimizerMaker
+from weft.runtime.prediction import Choice, SchedulerMaker
 from weft.runtime.randomness import Seeds
 from weft.runtime.report import Report, measured_timeline, packed
 from weft.runtime.settlement import Settler
@@ -69,6 +70,7 @@ class Pipeline:
         example: Any = None,
         device: str | torch.device | None = None,
         predict: Mapping[str, Any] | None = None,
+        telemetry: int | None = None,
     ) -> None:
         choices.check_choices(
             loss_fn=loss_fn,
@@ -79,14 +81,18 @@ class Pipeline:
             deadline=deadline,
             seed=seed,
         )
-        if predict is not None:
-            raise WeftError("predict= is for schedules that predict weights, which the runtime does not run yet")
+        if telemetry is not None:
+            check_sizes(telemetry=telemetry)
+        predicting = choices.prediction_for(predict)
         self.replicas = replicas
-        self.schedule = choices.schedule_for(schedule, stages, microbatches, replicas)
-        self._program = choices.runnable(lower(self.schedule))
+        self.schedule = choices.schedule_for(
+            schedule, stages, microbatches, replicas, None if predict is None else predicting
+        )
+        self._program = lower(self.schedule)
         slots = verify_program(self._program).slots + 1  # one more, so that a sender need not wait for the reader
         whole = model_of(model, cut=cut, example=example)
         recomputed = choices.each_chunk(recompute, self.schedule.chunks)
+        choices.check_weights(self._program, predict=predict, recompute=recomputed, precision=precision)
         device_here = choices.device_for(device)
         self._transport = choices.transport_for(self.schedule, slots=slots, deadline=deadline, device=device_here)
         counts = chunk_layers(balance, whole.layers, self.schedule.chunks, example=example)
@@ -100,6 +106,7 @@ class Pipeline:
             "precision": precision,
             "nan": nan,
             "seed": seed,
+            "predict": predicting,
         }
         agreement.check(self._transport.everyone({"settings": settings, "model": agreement.fingerprint(whole.state)}))
         self._plan = plan(whole, counts, self._program)
@@ -112,6 +119,9 @@ class Pipeline:
             precision=torch.bfloat16 if precision == "bf16" else None,
             device=device_here,
         )
+        how_to_predict = Choice(
+            bias=predicting.get("bias", "adam"), extrapolation=predicting.get("extrapolation", "linear")
+        )
         here = choices.local_chunks(self.schedule, replicas)
         self._built: dict[tuple[int, int], Built] = {
             (replica, chunk): build(
@@ -122,6 +132,7 @@ class Pipeline:
                 recompute=recomputed[chunk],
                 optimizer=optimizer,
                 lr_scheduler=lr_scheduler,
+                predicts=how_to_predict,
             )
             for (replica, chunk), layers in zip(here, own_layers(self._plan, [chunk for _, chunk in here]), strict=True)
         }
@@ -129,12 +140,12 @@ class Pipeline:
             self._program, set(here), self._plan.sets, self._transport, replicas=replicas, clip_norm=clip_norm
         )
         self._close = settler.sums.close
-        self._make_workers(settler, skip_nan=nan == "skip")
+        self._make_workers(settler, skip_nan=nan == "skip", telemetry=telemetry or 0)
         self._plan = without_weights(self._plan)
         self._fed = 0  # mini-batches since the last flush
         self._broken: str | None = None
 
-    def _make_workers(self, settler: Settler, *, skip_nan: bool) -> None:
+    def _make_workers(self, settler: Settler, *, skip_nan: bool, telemetry: int) -> None:
         """One worker for each rank of this process."""
         programs, placement = self._plan.programs, self.schedule.placement
         kinds = list(programs)
@@ -149,6 +160,7 @@ class Pipeline:
                 settler=settler,
                 send=self._transport.sender(replica * self.schedule.stages + rank),
                 skip_nan=skip_nan,
+                telemetry=telemetry,
             )
             self._transport.workers.append(worker)
 
@@ -356,7 +368,7 @@ class Pipeline:
         mine = []
         for worker in self._transport.workers:
             worker.count(self._transport.nbytes(worker.number))
-            mine.append({"rank": worker.number} | worker.meter.as_dict())
+            mine.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()})
         ranks = [one for part in self._transport.everyone(mine) for one in part]
         return Report(schedule=self.schedule, replicas=self.replicas, ranks=tuple(ranks))
 
@@ -384,7 +396,10 @@ class Pipeline:
 
 
 def _check_pair(inputs: Any, targets: Any) -> None:
-    """Inputs and targets of one batch have as many samples."""
+    """Inputs and targets of one batch have as many samples, or each input has as many targets (one a token, say)."""
     sizes = batch_size(inputs, what="inputs"), batch_size(targets, what="targets")
-    if sizes[0] != sizes[1]:
-        raise WeftError(f"inputs and targets need as many samples (inputs: {sizes[0]}, targets: {sizes[1]})")
+    if sizes[1] % max(1, sizes[0]) or bool(sizes[0]) != bool(sizes[1]):
+        raise WeftError(
+            f"inputs and targets need as many samples, or a whole number of targets for each input "
+            f"(inputs: {sizes[0]}, targets: {sizes[1]})"
+        )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
+from weft.schedule.core import count
 from weft.simulate import CATEGORIES
 
 
@@ -37,7 +39,18 @@ class Report:
         table = [[cell.replace("_", " ") for cell in head], *rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(head))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join([f"{self.schedule.title}; memory at its peak", *lines])
+        return "\n".join([f"{self.schedule.title}; memory at its peak", *lines, *self._staleness()])
+
+    def _staleness(self) -> list[str]:
+        """How far from the weights that their updates met the mini-batches were computed, on average, if sampled."""
+        lines = []
+        for one in (chunk for rank in self.ranks for chunk in rank["chunks"] if chunk["samples"]):
+            predicted, stale = (mean(sample[name] for sample in one["samples"]) for name in ("predicted", "stale"))
+            lines.append(
+                f"chunk {one['chunk']}: {count(one['delay'], 'update')} late, predicted {one['ahead']} ahead; "
+                f"distance to the weights met: {predicted:.3g}, without prediction {stale:.3g}"
+            )
+        return lines
 
 
 def amount(nbytes: int) -> str:

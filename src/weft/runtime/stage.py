@@ -17,9 +17,10 @@ from torch.nn import Parameter
 
 from weft.runtime.chunk import Chunk, How
 from weft.runtime.layers import Model, tensors_of
-from weft.runtime.parameters import OptimizerMaker, ParameterSet, Place, SchedulerMaker
+from weft.runtime.parameters import OptimizerMaker, ParameterSet, Place
+from weft.runtime.prediction import Choice, SchedulerMaker
 from weft.schedule import Op, Program
-from weft.schedule.lower import at_largest_delay
+from weft.schedule.lower import shared_weights
 
 Holders: TypeAlias = "tuple[int, ...]"  # the chunks that share a parameter; () if it is one chunk's own
 
@@ -90,7 +91,7 @@ def plan(model: Model, counts: Sequence[int], program: Program) -> Plan:
 
     entries = [[entry(tensor) for _, _, tensor in tensors_of(layer)] for layer in model.layers]
     ties = sorted({one.holders for layer in entries for one in layer if one.holders})
-    programs = {(): program} | {holders: at_largest_delay(program, holders) for holders in ties}
+    programs = {(): program} | {holders: shared_weights(program, holders) for holders in ties}
     return Plan(model=model, ranges=ranges, entries=entries, programs=programs)
 
 
@@ -129,6 +130,7 @@ def build(
     recompute: bool,
     optimizer: OptimizerMaker,
     lr_scheduler: SchedulerMaker | None,
+    predicts: Choice | None,
 ) -> Built:
     """One chunk from its layers."""
     sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict, {(): {}})
@@ -147,6 +149,7 @@ def build(
         last=number == len(plan.ranges) - 1,
         recompute=recompute,
         how=how,
+        elsewhere=plan.programs[()].schedule.weights.backward == "newest",
     )
     for holders in sorted(sets):
         members = list(sets[holders].values())
@@ -159,9 +162,14 @@ def build(
                 stashes=_stashes(plan.programs[holders], number),
                 optimizer=optimizer,
                 lr_scheduler=lr_scheduler,
+                predicts=predicts if _predicts(plan.programs[holders], number) else None,
             )
         )
     return Built(chunk=chunk, holders=sorted(sets), state=state)
+
+
+def _predicts(program: Program, chunk: int) -> bool:
+    return bool(np.any((program.chunk == chunk) & program.predicts))
 
 
 def _stashes(program: Program, chunk: int) -> bool:

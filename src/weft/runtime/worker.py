@@ -21,9 +21,11 @@ from weft.runtime.chunk import Chunk, Flight
 from weft.runtime.messages import Key, Message, describe, key_of
 from weft.runtime.meters import Meter
 from weft.runtime.nest import batch_size
-from weft.runtime.parameters import ParameterSet, gradient_bytes
+from weft.runtime.parameters import Leaves, ParameterSet, gradient_bytes
 from weft.runtime.settlement import Settlement, Settler
+from weft.runtime.staleness import Staleness
 from weft.schedule import Action, Op, Program, Step
+from weft.schedule.lower import prediction_of
 
 FIRST_UPDATES = 3
 EMPTY = ("empty",)  # the skeleton of a micro-batch without samples
@@ -71,6 +73,7 @@ class Worker:
         settler: Settler,
         send: Callable[[int, Message], None],
         skip_nan: bool,
+        telemetry: int = 0,
     ) -> None:
         self.rank, self.replica, self.programs, self.chunks = rank, replica, programs, chunks
         self.schedule = programs[0].schedule
@@ -87,6 +90,8 @@ class Worker:
         self._pending: dict[int, deque[Settlement]] = defaultdict(deque)  # by id of the parameter set
         self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks that are done with it
         self._activations = 0
+        self._link_bytes = 0
+        self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
         self._runs: dict[Op, Callable[[Sequence[Step]], None]] = {
             Op.F: self._forward,
             Op.B: self._backward,
@@ -177,14 +182,43 @@ class Worker:
             microbatch=self.replica * m + index % m,
             target=self.targets.pop(index, None) if chunk.last else None,
             given=self.inputs.pop(index) if step.needs < 0 else self.inbox.pop(key_of(step)).open(),
-            versions=[steps[program].version for program in self._set_programs[chunk.number]],
+            weights=self._weights(steps),
         )
+        if index % m == 0 and self.staleness[chunk.number].due(flight.minibatch):
+            self._sample(steps, flight)
         output, wants = chunk.forward(index, flight)
         if chunk.last:
             self._check_loss(flight.loss)
         else:
             self._hand_over(step, Message.of(key_of(step, taker=step.feeds), output, grads=wants))
         self._hold_activations(flight.nbytes)
+
+    def _weights(self, steps: Sequence[Step]) -> list[Leaves]:
+        """What a pass reads, of each parameter set of its chunk: a version, or a prediction beyond it."""
+        chunk = steps[0].action.chunk
+        read = []
+        for one, program in zip(self.chunks[chunk].sets, self._set_programs[chunk], strict=True):
+            step = steps[program]
+            if not step.ahead:
+                read.append(one.versions.read(step.version))
+                continue
+            key = prediction_of(step, self.programs[program].schedule.weights)
+            if step.predicts:
+                assert one.versions.newest == step.version
+                one.predict(key, step.ahead)
+                self._hold_buffers()
+            read.append(one.predicted(key))
+        return read
+
+    def _sample(self, steps: Sequence[Step], flight: Flight) -> None:
+        """Take down what the first forward of a mini-batch reads, and which versions that comes from."""
+        chunk = self.chunks[steps[0].action.chunk]
+        sets = zip(chunk.sets, self._set_programs[chunk.number], strict=True)
+        read = [leaf for leaves in flight.weights for leaf in leaves]
+        stale = [leaf for one, program in sets for leaf in one.versions.read(steps[program].version)]
+        ahead = any(steps[program].ahead for program in self._set_programs[chunk.number])
+        self.staleness[chunk.number].take(flight.minibatch, read, stale if ahead else read)
+        self._hold_buffers()
 
     def _backward(self, steps: Sequence[Step]) -> None:
         step = steps[0]
@@ -200,7 +234,7 @@ class Worker:
         self._hold_activations(flight.rebuilt)
         whole = step.action.op == Op.B
         run = chunk.backward if whole else chunk.backward_inputs
-        owed = run(index, gradients)
+        owed = run(index, gradients, self._weights(steps) if chunk.elsewhere else None)
         if step.feeds >= 0:
             self._hand_over(step, Message.of(key_of(step, taker=step.feeds), owed, loss=loss))
         if whole:
@@ -209,7 +243,7 @@ class Worker:
     def _backward_weights(self, steps: Sequence[Step]) -> None:
         chunk, index = self.chunks[steps[0].action.chunk], steps[0].action.index
         flight = chunk.flights[index]
-        chunk.backward_weights(index)
+        chunk.backward_weights(index, self._weights(steps) if chunk.elsewhere else None)
         self._hold_activations(-flight.nbytes - flight.rebuilt)
 
     def _hand_over(self, step: Step, message: Message) -> None:
@@ -228,11 +262,13 @@ class Worker:
             )
 
     def _release(self, steps: Sequence[Step]) -> None:
-        """Let go of the versions that are not read again."""
+        """Let go of the versions and predictions that are not read again."""
         chunk = steps[0].action.chunk
         for one, program in zip(self.chunks[chunk].sets, self._set_programs[chunk], strict=True):
             if steps[program].dies:
                 one.versions.release(steps[program].version)
+            if steps[program].forgets:
+                one.forget(prediction_of(steps[program], self.programs[program].schedule.weights))
 
     # Updates
 
@@ -241,8 +277,8 @@ class Worker:
         chunk = self.chunks[step.action.chunk]
         self._hold_gradients()
         for one in chunk.sets:
-            while self._pending[id(one)] and self._pending[id(one)][0].done.done():
-                yield from self._settle(chunk.number, one)
+            while self._pending[id(one)] and self._pending[id(one)][0].done.done() and one.predictor is None:
+                yield from self._settle(chunk.number, one)  # a prediction is from the version that it names, no later
         start = self.meter.start()
         losses = self._losses.pop((chunk.number, step.minibatch))
         for number, (one, program) in enumerate(zip(chunk.sets, self._set_programs[chunk.number], strict=True)):
@@ -265,12 +301,15 @@ class Worker:
         self.meter.end(step, start)
 
     def _apply(self, chunk: int, one: ParameterSet, settlement: Settlement) -> None:
+        sets = self.chunks[chunk].sets
+        if one is sets[0] and self.staleness[chunk].due(settlement.minibatch):
+            self.staleness[chunk].met(settlement.minibatch, [live for some in sets for live in some.versions.live])
         if settlement.skip:
             one.skip()
         else:
             one.update(settlement.gradients)
         self._hold_weights()
-        if one is self.chunks[chunk].sets[0]:  # its own parameters; tied ones may still be on their way
+        if one is sets[0]:  # its own parameters; tied ones may still be on their way
             self._complete(
                 Completed(
                     minibatch=settlement.minibatch,
@@ -287,6 +326,15 @@ class Worker:
             del self._updated[completed.minibatch]
             self.completed = completed
             self.skipped += completed.skipped
+
+    def delays(self) -> list[dict[str, Any]]:
+        """Of each chunk: updates that its first forwards are late, updates that they predict, and the samples."""
+        program, found = self.programs[0], []
+        for chunk, staleness in self.staleness.items():
+            first = (program.chunk == chunk) & (program.op == Op.F) & (program.index % self.schedule.microbatches == 0)
+            delay, ahead = (int(column[first].max(initial=0)) for column in (program.delay, program.ahead))
+            found.append({"chunk": chunk, "delay": delay, "ahead": ahead, "samples": list(staleness.samples)})
+        return found
 
     def begin_anew(self, minibatches: int) -> None:
         """After a flush: versions and micro-batches count from 0."""
@@ -353,7 +401,13 @@ class Worker:
         """Count all bytes anew, for a report; `buffers` are the transport's."""
         self._hold_gradients()
         self._hold_weights(optimizer=True)
-        self.meter.hold(buffers=buffers)
+        self._link_bytes = buffers
+        self._hold_buffers()
+
+    def _hold_buffers(self) -> None:
+        predictions = sum(one.prediction_bytes for one in self._sets())
+        samples = sum(one.nbytes for one in self.staleness.values())
+        self.meter.hold(buffers=self._link_bytes + predictions + samples)
 
     def _sets(self) -> list[ParameterSet]:
         return [one for chunk in self.chunks.values() for one in chunk.sets]

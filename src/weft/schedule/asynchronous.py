@@ -13,14 +13,13 @@ methods differ in is only which weights they read. `p = 4, m = 4`:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 
 from weft.errors import WeftError
 from weft.schedule.actions import B, F, alternate
 from weft.schedule.core import Schedule, check_sizes
-from weft.schedule.weights import Weights
+from weft.schedule.weights import Versions, Weights, check_versions, predicting
 
 
 def pipedream(stages: int, microbatches: int, *, vertical_sync: bool = False) -> Schedule:
@@ -41,10 +40,11 @@ def pipedream(stages: int, microbatches: int, *, vertical_sync: bool = False) ->
     )
 
 
-def two_buffered(stages: int, microbatches: int, *, warmup: int = 1) -> Schedule:
+def two_buffered(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions | None = None) -> Schedule:
     """PipeDream-2BW (Narayanan et al. 2021): every mini-batch one update late, so two versions are enough.
 
-    `warmup=2` runs twice the forwards ahead, which hides a hop's time at the price of activations.
+    `warmup=2` runs twice the forwards ahead, which hides a hop's time at the price of activations. `predict`
+    makes up for the delay instead of stashing versions.
     """
     check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
     ahead = warmup * (stages - 1)
@@ -53,18 +53,20 @@ def two_buffered(stages: int, microbatches: int, *, warmup: int = 1) -> Schedule
             f"2bw needs {ahead + 1} or more micro-batches for two weight versions to be enough "
             f"(microbatches: {microbatches}, stages: {stages}, warmup: {warmup}); use {ahead + 1}"
         )
-    options = {"warmup": warmup} if warmup != 1 else {}
-    return _order("2bw", stages, microbatches, weights=Weights(delay=1), warmup=warmup, options=options)
+    options: dict[str, object] = {"warmup": warmup} if warmup != 1 else {}
+    weights = Weights(delay=1)
+    if predict is not None:
+        weights, options["predict"] = predicting(predict), predict
+    return _order("2bw", stages, microbatches, weights=weights, warmup=warmup, options=options)
 
 
-def xpipe(stages: int, microbatches: int, *, versions: Literal["published", "exact"] = "published") -> Schedule:
+def xpipe(stages: int, microbatches: int, *, versions: Versions = "published") -> Schedule:
     """XPipe (Guan et al. 2019): a mini-batch's first micro-batch predicts the weights for all of them.
 
     "published" predicts forward and backward as the paper prints it; "exact" counts the updates that really
     lie between, so that the backward needs no prediction: it runs at the weights the update meets.
     """
-    if versions not in ("published", "exact"):
-        raise WeftError(f"xpipe's versions are published or exact (got {versions!r})")
+    check_versions("versions", versions)
     check_sizes(stages=stages, microbatches=microbatches)
     p, m, ranks = stages, microbatches, range(stages)
     if versions == "exact":
@@ -73,25 +75,41 @@ def xpipe(stages: int, microbatches: int, *, versions: Literal["published", "exa
         ahead = tuple((2 * (p + m - 2) - r + m) // (2 * m) for r in ranks)
         ahead_backward = tuple((2 * (m + r // 2 - 1) + m) // (2 * m) for r in ranks)
     weights = Weights(delay=None, backward="newest", ahead=ahead, ahead_backward=ahead_backward, bellwether=True)
-    options = {"versions": versions} if versions != "published" else {}
-    return _order("xpipe", stages, microbatches, weights=weights, options=options)
+    return _order("xpipe", stages, microbatches, weights=weights, options=_unless_published(versions))
 
 
-def spectrain(stages: int, microbatches: int) -> Schedule:
-    """SpecTrain (Chen et al. 2018): every micro-batch predicts, from the newest weights, for both passes."""
+def spectrain(stages: int, microbatches: int, *, versions: Versions = "published") -> Schedule:
+    """SpecTrain (Chen et al. 2018): every micro-batch predicts, from the newest weights, for both passes.
+
+    "exact" counts the updates that really lie between, also within a mini-batch of several micro-batches.
+    """
+    check_versions("versions", versions)
+    check_sizes(stages=stages, microbatches=microbatches)
     weights = Weights(
         delay=None,
         backward="newest",
         ahead=tuple(rank // 2 + stages - rank - 1 for rank in range(stages)),
         ahead_backward=tuple(rank // 2 for rank in range(stages)),
     )
-    return _order("spectrain", stages, microbatches, weights=weights)
+    if versions == "exact":
+        weights = Weights(delay=None, backward="newest", ahead=None)
+    return _order("spectrain", stages, microbatches, weights=weights, options=_unless_published(versions))
 
 
-def pipeoptim(stages: int, microbatches: int) -> Schedule:
-    """PipeOptim (Guan et al. 2023): the forward predicts, the backward takes the newest weights."""
-    weights = Weights(delay=None, backward="newest", ahead=tuple(stages - rank - 1 for rank in range(stages)))
-    return _order("pipeoptim", stages, microbatches, weights=weights)
+def pipeoptim(stages: int, microbatches: int, *, versions: Versions = "published") -> Schedule:
+    """PipeOptim (Guan et al. 2023): the forward predicts, the backward takes the newest weights.
+
+    The published count is for mini-batches of one micro-batch; "exact" counts the updates that really lie between.
+    """
+    check_versions("versions", versions)
+    check_sizes(stages=stages, microbatches=microbatches)
+    ahead = tuple(stages - rank - 1 for rank in range(stages)) if versions == "published" else None
+    weights = Weights(delay=None, backward="newest", ahead=ahead)
+    return _order("pipeoptim", stages, microbatches, weights=weights, options=_unless_published(versions))
+
+
+def _unless_published(versions: Versions) -> dict[str, object]:
+    return {"versions": versions} if versions != "published" else {}
 
 
 def _order(

@@ -37,12 +37,22 @@ def pipedream(schedule: Schedule, chunk: int, j: int) -> Reads:
 
 
 def two_buffered(schedule: Schedule, chunk: int, j: int) -> Reads:
-    return Reads(1, 1)
+    behind = math.ceil(
+        Fraction(schedule.options.get("warmup", 1) * (schedule.stages - 1 - chunk), schedule.microbatches)
+    )
+    return predicted(schedule, behind) or Reads(1, 1)
 
 
 def wpipe(schedule: Schedule, chunk: int, j: int) -> Reads:
     late = 1 if chunk < schedule.stages else 0
-    return Reads(late, late)
+    return predicted(schedule, late) or Reads(late, late)
+
+
+def predicted(schedule: Schedule, behind: int) -> Reads | None:
+    """What prediction makes of an order whose first micro-batch is so many updates behind."""
+    if "predict" not in schedule.options:
+        return None
+    return Reads(behind, 0, behind) if schedule.options["predict"] == "exact" else Reads(behind, behind, behind, behind)
 
 
 def xpipe(schedule: Schedule, chunk: int, j: int) -> Reads:
@@ -54,11 +64,15 @@ def xpipe(schedule: Schedule, chunk: int, j: int) -> Reads:
 
 
 def spectrain(schedule: Schedule, chunk: int, j: int) -> Reads:
+    if schedule.options.get("versions") == "exact":
+        return Reads(newest(schedule, chunk, j), 0, newest(schedule, chunk, j))
     ahead = chunk // 2
     return Reads(newest(schedule, chunk, j), 0, ahead + schedule.stages - chunk - 1, ahead)
 
 
 def pipeoptim(schedule: Schedule, chunk: int, j: int) -> Reads:
+    if schedule.options.get("versions") == "exact":
+        return spectrain(schedule, chunk, j)
     return Reads(newest(schedule, chunk, j), 0, schedule.stages - chunk - 1)
 
 

@@ -121,6 +121,12 @@ class Program:
             yield from self.cycle(rank, cycle, minibatches=minibatches)
 
 
+def prediction_of(step: Step, weights: Weights) -> tuple[bool, int]:
+    """Which prediction a step uses: a backward's own or a forward's, and the mini-batch or micro-batch it is for."""
+    own = weights.backward == "newest" and step.action.op != Op.F
+    return own, step.minibatch if weights.bellwether else step.action.index
+
+
 def lower(schedule: Schedule) -> Program:
     """Run all passes over a schedule."""
     streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
@@ -145,6 +151,25 @@ def lower(schedule: Schedule) -> Program:
         for name, column in _lower_rank(rows, schedule).items():
             getattr(program, name)[rank, : len(rows)] = column
     return program
+
+
+def shared_weights(program: Program, chunks: Sequence[int]) -> Program:
+    """The program of weights that several chunks share.
+
+    Where backwards are at other weights than their forwards, that would make the last chunk wait for the first one's
+    update; so shared weights are predicted once a mini-batch, and both passes of all chunks read that.
+    """
+    weights, placement = program.schedule.weights, program.schedule.placement
+    if not program.ahead.any() and weights.backward == "forward":
+        return at_largest_delay(program, chunks)
+    late, ahead = 0, 0
+    for chunk in chunks:
+        rank = placement[chunk]
+        forwards = (program.chunk[rank] == chunk) & (program.op[rank] == Op.F)
+        late = max(late, int(program.delay[rank][forwards].max(initial=0)))
+        ahead = max(ahead, int(program.ahead[rank][forwards].max(initial=0)))
+    policy = Weights(delay=late, ahead=ahead, bellwether=True)
+    return lower(replace(program.schedule, weights=policy))
 
 
 def at_largest_delay(program: Program, chunks: Sequence[int]) -> Program:
@@ -224,13 +249,12 @@ def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedul
     newest = batch - _newest(op, batch)  # the delay of whoever reads the newest version
     delay, ahead, predicts = np.zeros_like(batch), np.zeros_like(batch), np.zeros(len(mine), np.bool_)
 
-    def choose(mask: Bools, wanted: int | None, steps: int) -> None:
+    def choose(mask: Bools, wanted: int | None, steps: int | None) -> None:
         first = mask & (j == 0)
         own = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
         delay[mask] = own[mask] if wanted is None else wanted
-        ahead[mask] = steps
-        if steps:
-            predicts[mask] = first[mask] if weights.bellwether else True
+        ahead[mask] = delay[mask] if steps is None else steps
+        predicts[mask] = (ahead[mask] > 0) & (first[mask] if weights.bellwether else True)
 
     choose(forward, of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
     if weights.backward == "newest":

@@ -18,7 +18,7 @@ from weft.schedule.core import Schedule, check_sizes, count
 from weft.schedule.exchange import Exchange, pass_of
 from weft.schedule.grid import order_grid
 from weft.schedule.law import LAWS, Law, in_flight_limit
-from weft.schedule.lower import Program, Step, lower
+from weft.schedule.lower import Program, Step, lower, prediction_of
 
 Row: TypeAlias = "tuple[int, int, int]"  # op, chunk, index
 
@@ -145,7 +145,7 @@ class _Chunk:
     alive: set[int] = field(default_factory=lambda: {0})
     died: dict[int, int] = field(default_factory=dict)  # version -> place in the rank's steps
     last_read: dict[int, int] = field(default_factory=dict)
-    predictions: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # -> version, ahead
+    predictions: dict[tuple[bool, int], tuple[int, int]] = field(default_factory=dict)  # -> version, ahead
 
 
 class _Run:
@@ -256,11 +256,11 @@ class _Run:
         if step.dies:
             self._let_go(rank, step.version, chunk)
         if step.predicts and not step.forgets:
-            chunk.predictions[self._prediction(step)] = (step.version, step.ahead)
+            chunk.predictions[prediction_of(step, self.schedule.weights)] = (step.version, step.ahead)
 
     def _check_reuse(self, rank: int, step: Step, chunk: _Chunk) -> None:
         """A row that reuses a prediction: of its own pass, or, in the backward, of its forward."""
-        source = self._prediction(step)
+        source = prediction_of(step, self.schedule.weights)
         if chunk.predictions.get(source) != (step.version, step.ahead):
             first = "its mini-batch's first micro-batch makes it, so let that run first"
             remedy = first if self.schedule.weights.bellwether else "its forward makes it"
@@ -268,11 +268,6 @@ class _Run:
             self.fail("predictions", problem, rank)
         if step.forgets:
             del chunk.predictions[source]
-
-    def _prediction(self, step: Step) -> tuple[str, int]:
-        """Which prediction a step uses: the pass that made it, and the mini-batch or micro-batch that it is for."""
-        own = pass_of(step) if self.schedule.weights.backward == "newest" else "forward"
-        return own, step.minibatch if self.schedule.weights.bellwether else step.action.index
 
     def _check_law(self, rank: int, step: Step) -> None:
         if self.law is None:
@@ -295,8 +290,8 @@ class _Run:
     def check_deaths(self) -> None:
         """After the run: all that the window sees the end of died, versions at the first moment they could."""
         for number, (chunk, rank) in enumerate(zip(self.chunks, self.schedule.placement, strict=True)):
-            for kind, _ in chunk.predictions:
-                problem = f"chunk {number} never forgets a {kind} prediction"
+            for own, _ in chunk.predictions:
+                problem = f"chunk {number} never forgets a {'backward' if own else 'forward'} prediction"
                 self.fail("predictions", problem, rank, -1)
             replaced = {
                 step.version - 1: place

@@ -20,11 +20,14 @@ from weft.errors import WeftError
 from weft.schedule.actions import B, F, Rows, alternate
 from weft.schedule.core import Schedule, check_sizes, check_work
 from weft.schedule.interleaved import multiples
-from weft.schedule.weights import Weights
+from weft.schedule.weights import Versions, Weights, predicting
 
 
-def wpipe(stages: int, microbatches: int, *, warmup: int = 1) -> Schedule:
-    """`warmup=2` sends rounds of `2p` micro-batches and twice the forwards ahead: it hides a hop's time."""
+def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions | None = None) -> Schedule:
+    """`warmup=2` sends rounds of `2p` micro-batches and twice the forwards ahead: it hides a hop's time.
+
+    `predict` makes up for G0's one update of delay; G1 has none.
+    """
     check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
     check_work(stages=stages, microbatches=microbatches, chunks=2 * stages)
     turn = warmup * stages  # micro-batches that go through one group before the other has its turn
@@ -48,8 +51,8 @@ def wpipe(stages: int, microbatches: int, *, warmup: int = 1) -> Schedule:
         microbatches=microbatches,
         placement=(chunk % stages for chunk in range(2 * stages)),
         streams=map(stream, range(stages)),
-        weights=Weights(delay=(1,) * stages + (0,) * stages),
-        options={"warmup": warmup} if warmup != 1 else {},
+        weights=Weights(delay=(1,) * stages + (0,) * stages) if predict is None else predicting(predict),
+        options=({"warmup": warmup} if warmup != 1 else {}) | ({"predict": predict} if predict is not None else {}),
     )
 
 

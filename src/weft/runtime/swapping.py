@@ -1,0 +1,93 @@
+"""A backward at other weights than its forward: what autograd saves of a weight is saved by name.
+
+A tensor that shares its storage with a weight (the weight itself, its transpose, a part of it) is kept as "this view
+of parameter x" and found again in the weights of the backward, whichever those are then. So nothing holds the
+forward's weights: they may be written over while a micro-batch is in flight. What a layer computes from a weight and
+saves then (a cast, a norm) is an activation like any other, and stays that of the forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from weft.errors import WeftError
+
+
+class _View(NamedTuple):
+    """A tensor over a weight's storage, without the storage."""
+
+    place: tuple[int, int]  # parameter set, and parameter in it
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int | torch.SymInt  # from the weight's own
+
+
+class _Kept(NamedTuple):
+    """Any other tensor, and how often it had been changed; hooks take it out of autograd's own check."""
+
+    tensor: Tensor
+    version: int
+
+
+class Swapping:
+    """The weights that a chunk's forward and backward read, for autograd's hooks."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[tuple[int, int], Parameter]] = {}  # by address of the storage
+        self._reading: Sequence[Sequence[Parameter]] = ()
+
+    def know(self, weights: Sequence[Sequence[Parameter]]) -> None:
+        """The next forward reads these."""
+        self._places = {}
+        for number, leaves in enumerate(weights):
+            for place, one in enumerate(leaves):
+                address = one.untyped_storage().data_ptr()
+                if address and address in self._places:
+                    raise WeftError(
+                        "two parameters are parts of one storage, so saved ones can't be told apart; clone them"
+                    )
+                self._places[address] = (number, place), one
+
+    def read(self, weights: Sequence[Sequence[Parameter]]) -> None:
+        """The next backward reads these."""
+        self._reading = weights
+
+    def hooks(self, saved: set[tuple[int, int]] | None = None) -> contextlib.AbstractContextManager[Any]:
+        """Around a forward; notes the storages of all that is kept in `saved`."""
+        places = self._places
+
+        def pack(tensor: Tensor) -> _View | _Kept:
+            if tensor.layout != torch.strided:
+                return _Kept(tensor.detach(), tensor._version)
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+            if address in places:
+                place, weight = places[address]
+                if tensor.dtype == weight.dtype and not tensor.is_conj():
+                    offset = tensor.storage_offset() - weight.storage_offset()
+                    return _View(place, tensor.shape, tensor.stride(), offset)
+                tensor = tensor.detach().clone()
+                storage = tensor.untyped_storage()
+            if saved is not None:
+                saved.add((storage.data_ptr(), storage.nbytes()))
+            return _Kept(tensor.detach(), tensor._version)
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, self._unpack)
+
+    def _unpack(self, kept: _View | _Kept) -> Tensor:
+        if isinstance(kept, _View):
+            number, place = kept.place
+            weight = self._reading[number][place].detach()
+            return weight.as_strided(kept.size, kept.stride, kept.offset + weight.storage_offset())
+        if kept.tensor._version != kept.version:
+            raise WeftError(
+                f"a tensor of shape {tuple(kept.tensor.shape)} was changed in place after the forward had saved it for "
+                "the backward; let the layer make a new one"
+            )
+        return kept.tensor
