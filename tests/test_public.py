@@ -13,7 +13,7 @@ import weft.simulate
 def test_the_public_names() -> None:
     errors, data = ["PeerError", "RunError", "ScheduleError", "WeftError"], ["ChunkCost", "Cost", "Link"]
     data += ["Pipeline", "Report", "Result", "Schedule", "Weights"]
-    functions = ["cut", "launch", "linear_rule", "load_csv", "schedule", "simulate", "timeline", "verify"]
+    functions = ["cut", "cures", "launch", "linear_rule", "load_csv", "schedule", "simulate", "timeline", "verify"]
     assert sorted(weft.__all__) == sorted(errors + data + functions)
     assert all(hasattr(weft, name) for name in weft.__all__)
 

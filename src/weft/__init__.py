@@ -12,7 +12,7 @@ from weft.schedule import Schedule, Weights, load_csv, schedule, verify
 from weft.simulate import ChunkCost, Cost, Link, simulate, timeline
 
 if TYPE_CHECKING:
-    from weft.runtime import Pipeline, Report, Result, cut, launch, linear_rule
+    from weft.runtime import Pipeline, Report, Result, cures, cut, launch, linear_rule
 
 __version__ = "0.1.0"
 
@@ -29,6 +29,7 @@ __all__ = [
     "ScheduleError",
     "WeftError",
     "Weights",
+    "cures",
     "cut",
     "launch",
     "linear_rule",
@@ -39,7 +40,7 @@ __all__ = [
     "verify",
 ]
 
-_RUNTIME = ("Pipeline", "Report", "Result", "cut", "launch", "linear_rule")
+_RUNTIME = ("Pipeline", "Report", "Result", "cures", "cut", "launch", "linear_rule")
 
 
 def __getattr__(name: str) -> Any:

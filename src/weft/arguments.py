@@ -62,7 +62,12 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         help="N times the forwards ahead, to hide slow links (2bw, wpipe; default 1)",
     )
     parser.add_argument(
-        "--versions", metavar="WHICH", help="xpipe: published (default) or exact count of updates to predict"
+        "--versions", metavar="WHICH", help="what predicts: published (default) or exact count of updates"
+    )
+    parser.add_argument(
+        "--predict",
+        metavar="WHICH",
+        help="2bw, wpipe: predict, the backward at the same (published) or the newest (exact)",
     )
     parser.add_argument("--vertical-sync", action="store_true", default=None, help="pipedream with vertical sync")
     add_json(parser)
@@ -91,7 +96,7 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
 def schedule_of(arguments: argparse.Namespace, *, verified: bool = True) -> Schedule:
     """The schedule that the arguments name; a user's own is verified, unless the caller will do that."""
     name: str = arguments.name
-    options = {key: getattr(arguments, key) for key in ("chunks", "warmup", "versions", "vertical_sync")}
+    options = {key: getattr(arguments, key) for key in ("chunks", "warmup", "versions", "predict", "vertical_sync")}
     options = {key: value for key, value in options.items() if value is not None}
     sizes = {key: getattr(arguments, key) for key in ("stages", "microbatches")}
     if name.endswith(".csv"):

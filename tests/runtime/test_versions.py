@@ -379,11 +379,11 @@ def test_an_update_between_forward_and_backward_changes_nothing(name: str, optim
     expected = gradients_at_old_weights(module, given)
     moves = push(module)
     one = parameter_set(module, optimizer)
-    one.install(0)
+    one.install(one.versions.read(0))
     loss = weigh(module(given))
     for _ in range(2):
         one.update([move.clone() for move in moves])
-    one.collect(0)
+    one.collect(one.versions.read(0))
     torch.autograd.backward(loss)
     found = [gradient for gradient in one.take_gradients() if gradient is not None]
     assert len(found) == len(expected[0]) == len(moves)
@@ -392,9 +392,9 @@ def test_an_update_between_forward_and_backward_changes_nothing(name: str, optim
     if expected[1] is not None and given.grad is not None:
         assert torch.equal(given.grad, expected[1])
     # and afterwards
-    one.install(2)
+    one.install(one.versions.read(2))
     now = gradients_at_old_weights(module, other)
-    one.collect(2)
+    one.collect(one.versions.read(2))
     torch.autograd.backward(weigh(module(other)))
     for newer, right in zip(one.take_gradients(), now[0], strict=True):
         assert newer is not None
@@ -460,12 +460,12 @@ def test_gradients_of_several_versions_are_summed(name: str) -> None:
     one = parameter_set(module)
     losses, expected = [], []
     for version, given in enumerate(batches):
-        one.install(version)
+        one.install(one.versions.read(version))
         expected.append(gradients_at_old_weights(module, given)[0])
         losses.append(weigh(module(given)))
         one.update([*push(module)])
     for version, loss in enumerate(losses):
-        one.collect(version)
+        one.collect(one.versions.read(version))
         torch.autograd.backward(loss)
     assert one.gradient_bytes == sum(tensor.nbytes for tensor in expected[0])
     found = one.take_gradients()
@@ -492,7 +492,7 @@ def test_updates_are_the_optimizers_own(optimizer: str, stashes: bool) -> None:
         if not stashes or number == 3:
             one.versions.release(number)
         one.update([move.clone() for move in moves])
-    one.install(5)
+    one.install(one.versions.read(5))
     for mine, right in zip(module.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine, right)
     assert one.versions.extra_bytes == (4 if stashes else 0) * one.versions.nbytes
@@ -509,13 +509,13 @@ def test_install_reaches_every_place_of_a_parameter() -> None:
     one.update([*push(module)])
     assert len(one.versions.live) == 1
     for version in (1, 0, 1):
-        one.install(version)
+        one.install(one.versions.read(version))
         assert module.embedding.weight is module.output.weight is one.versions.read(version)[0]
     recurrent, _ = made("LSTM")
     assert isinstance(recurrent, Recurrent)
     two = parameter_set(recurrent)
     two.update([*push(recurrent)])
-    two.install(1)
+    two.install(two.versions.read(1))
     assert {id(weight) for weight in recurrent.cells._flat_weights} == {id(leaf) for leaf in two.versions.read(1)}
 
 
@@ -544,7 +544,7 @@ def test_a_flush_leaves_the_newest_weights_in_the_modules() -> None:
     module, _ = made("two Linears")
     one = parameter_set(module)
     one.update([*push(module)])
-    one.install(0)
+    one.install(one.versions.read(0))
     one.begin_anew()
     for mine, live in zip(module.parameters(), one.versions.live, strict=True):
         assert mine.data_ptr() == live.data_ptr()
@@ -556,12 +556,12 @@ def test_gradients_that_are_missing_stay_missing() -> None:
     module = nn.ModuleDict({"used": nn.Linear(8, 8), "unused": nn.Linear(8, 8)})
     one = parameter_set(module, "foreach")
     before = module["unused"].get_parameter("weight").detach().clone()
-    one.collect(0)
+    one.collect(one.versions.read(0))
     torch.autograd.backward(weigh(module["used"](rows())))
     gradients = one.take_gradients()
     assert [gradient is None for gradient in gradients] == [False, False, True, True]
     one.update(gradients)
-    one.install(1)
+    one.install(one.versions.read(1))
     assert torch.equal(module["unused"].get_parameter("weight"), before)
 
 

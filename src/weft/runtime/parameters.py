@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from weft.errors import WeftError
+from weft.runtime.cures.base import Cure, Treatment
 from weft.runtime.prediction import Choice, Predictor, SchedulerMaker
 from weft.runtime.versions import Versions
 
@@ -37,6 +38,8 @@ class ParameterSet:
         optimizer: OptimizerMaker,
         lr_scheduler: SchedulerMaker | None,
         predicts: Choice | None = None,
+        cure: Cure | None = None,
+        delay: float = 0,
     ) -> None:
         self.names, self.places = list(names), places
         live = [getattr(*where[0]) for where in places]
@@ -48,6 +51,9 @@ class ParameterSet:
         self.predictor = None
         if predicts is not None and self.optimizer is not None:
             self.predictor = Predictor(self.optimizer, choice=predicts, lr_scheduler=lr_scheduler)
+        self.treatment = Treatment()
+        if cure is not None and self.optimizer is not None:
+            self.treatment = cure.treat(self.optimizer, live, delay)
         self._predictions: dict[Hashable, Leaves] = {}
         self._spare: list[Leaves] = []
         self._installed: Leaves = live
@@ -103,6 +109,7 @@ class ParameterSet:
 
     def skip(self) -> None:
         """The next version is like the last: a mini-batch without an update."""
+        self.treatment.skip()
         self.versions.update(lambda: None)
 
     def _step(self, gradients: Gradients) -> None:
@@ -110,7 +117,8 @@ class ParameterSet:
         for parameter, gradient in zip(live, gradients, strict=True):
             parameter.grad = gradient
         if self.optimizer is not None:
-            self.optimizer.step()
+            with self.treatment.update():
+                self.optimizer.step()
         if self.predictor is not None:
             self.predictor.updated()
         for parameter in live:

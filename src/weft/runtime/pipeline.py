@@ -16,6 +16,7 @@ from weft.errors import RunError, WeftError
 from weft.runtime import agreement, choices
 from weft.runtime.balance import chunk_layers
 from weft.runtime.chunk import How, LossFunction
+from weft.runtime.cures.base import Cure, cure_for
 from weft.runtime.groups import settler_for
 from weft.runtime.layers import model_of
 from weft.runtime.nest import batch_size, over, pieces
@@ -70,6 +71,7 @@ class Pipeline:
         example: Any = None,
         device: str | torch.device | None = None,
         predict: Mapping[str, Any] | None = None,
+        cure: Cure | None = None,
         telemetry: int | None = None,
     ) -> None:
         choices.check_choices(
@@ -93,6 +95,7 @@ class Pipeline:
         whole = model_of(model, cut=cut, example=example)
         recomputed = choices.each_chunk(recompute, self.schedule.chunks)
         choices.check_weights(self._program, predict=predict, recompute=recomputed, precision=precision)
+        cure = cure_for(cure, self._program)
         device_here = choices.device_for(device)
         self._transport = choices.transport_for(self.schedule, slots=slots, deadline=deadline, device=device_here)
         counts = chunk_layers(balance, whole.layers, self.schedule.chunks, example=example)
@@ -107,6 +110,7 @@ class Pipeline:
             "nan": nan,
             "seed": seed,
             "predict": predicting,
+            "cure": repr(cure),
         }
         agreement.check(self._transport.everyone({"settings": settings, "model": agreement.fingerprint(whole.state)}))
         self._plan = plan(whole, counts, self._program)
@@ -133,6 +137,7 @@ class Pipeline:
                 optimizer=optimizer,
                 lr_scheduler=lr_scheduler,
                 predicts=how_to_predict,
+                cure=cure,
             )
             for (replica, chunk), layers in zip(here, own_layers(self._plan, [chunk for _, chunk in here]), strict=True)
         }

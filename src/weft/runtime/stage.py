@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from weft.runtime.chunk import Chunk, How
+from weft.runtime.cures.base import Cure, lateness
 from weft.runtime.layers import Model, tensors_of
 from weft.runtime.parameters import OptimizerMaker, ParameterSet, Place
 from weft.runtime.prediction import Choice, SchedulerMaker
@@ -131,6 +132,7 @@ def build(
     optimizer: OptimizerMaker,
     lr_scheduler: SchedulerMaker | None,
     predicts: Choice | None,
+    cure: Cure,
 ) -> Built:
     """One chunk from its layers."""
     sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict, {(): {}})
@@ -163,6 +165,8 @@ def build(
                 optimizer=optimizer,
                 lr_scheduler=lr_scheduler,
                 predicts=predicts if _predicts(plan.programs[holders], number) else None,
+                cure=cure,
+                delay=lateness(plan.programs[holders], number),
             )
         )
     return Built(chunk=chunk, holders=sorted(sets), state=state)

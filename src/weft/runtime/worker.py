@@ -184,8 +184,12 @@ class Worker:
             given=self.inputs.pop(index) if step.needs < 0 else self.inbox.pop(key_of(step)).open(),
             weights=self._weights(steps),
         )
-        if index % m == 0 and self.staleness[chunk.number].due(flight.minibatch):
-            self._sample(steps, flight)
+        if index % m == 0:
+            if self.staleness[chunk.number].due(flight.minibatch):
+                self._sample(steps, flight)
+            for one, leaves in zip(chunk.sets, flight.weights, strict=True):
+                one.treatment.read(leaves)
+            self._hold_buffers()
         output, wants = chunk.forward(index, flight)
         if chunk.last:
             self._check_loss(flight.loss)
@@ -218,7 +222,6 @@ class Worker:
         stale = [leaf for one, program in sets for leaf in one.versions.read(steps[program].version)]
         ahead = any(steps[program].ahead for program in self._set_programs[chunk.number])
         self.staleness[chunk.number].take(flight.minibatch, read, stale if ahead else read)
-        self._hold_buffers()
 
     def _backward(self, steps: Sequence[Step]) -> None:
         step = steps[0]
@@ -407,7 +410,8 @@ class Worker:
     def _hold_buffers(self) -> None:
         predictions = sum(one.prediction_bytes for one in self._sets())
         samples = sum(one.nbytes for one in self.staleness.values())
-        self.meter.hold(buffers=self._link_bytes + predictions + samples)
+        treatments = sum(one.treatment.nbytes for one in self._sets())
+        self.meter.hold(buffers=self._link_bytes + predictions + samples + treatments)
 
     def _sets(self) -> list[ParameterSet]:
         return [one for chunk in self.chunks.values() for one in chunk.sets]
