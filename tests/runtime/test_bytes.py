@@ -535,3 +535,18 @@ def test_a_real_rank_holds_its_own_chunks_and_nothing_else(monkeypatch: pytest.M
             assert held == sum(expected[chunk] * nbytes(chunk) for chunk in mine)
             assert all(size > 0 for size in buffers)
             assert copies == {chunk: 1 + expected[chunk] for chunk in mine}
+
+
+def test_sparse_state_of_an_optimizer_is_counted() -> None:
+    """Indices and values of a sparse momentum, of the rows that were touched."""
+    pipe = weft.Pipeline(
+        [nn.Embedding(100, 4, sparse=True), nn.Linear(4, 4)],
+        loss_fn=nn.functional.mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        schedule="1f1b",
+        microbatches=2,
+        stages=2,
+    )
+    pipe.step(torch.tensor([1, 2, 1, 2]), torch.ones(4, 4))
+    held = pipe.report().ranks[0]["bytes"]["optimizer"]
+    assert 2 * (8 + 4 * 4) <= held <= 4 * (8 + 4 * 4)  # coalesced or not

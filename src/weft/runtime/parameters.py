@@ -156,7 +156,7 @@ def gradient_bytes(gradient: Tensor | None) -> int:
 
 def _bytes(state: Any) -> int:
     if isinstance(state, Tensor):
-        return state.nbytes
+        return gradient_bytes(state)
     values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
     return sum(_bytes(one) for one in values)
 

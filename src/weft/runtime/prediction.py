@@ -10,6 +10,7 @@ kind runs ahead of it. Before the first update there is no state, and the weight
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +24,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.errors import WeftError
-from weft.runtime.rules import Given, Rule, rule_of
+from weft.runtime.rules import Given, Ratio, Rule, coast_of, rule_of
 
 SchedulerMaker: TypeAlias = Callable[[Optimizer], LRScheduler]
-Rates: TypeAlias = "list[list[float]]"  # of the next updates, one a parameter group
+Groups: TypeAlias = "list[dict[str, Any]]"  # the options of every parameter group, in one update
+SCHEDULED = ("lr", "momentum", "betas")  # what schedulers change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,25 +45,26 @@ class Predictor:
     def __init__(self, optimizer: Optimizer, *, choice: Choice, lr_scheduler: SchedulerMaker | None = None) -> None:
         self.optimizer, self.choice = optimizer, choice
         self._rule = rule_of(optimizer) if choice.extrapolation == "linear" else None
-        self._rates = None if lr_scheduler is None else _RatesAhead(optimizer, lr_scheduler)
+        self._ahead = None if lr_scheduler is None else _Ahead(optimizer, lr_scheduler)
         self._members = _members(optimizer)
-        self._moved: set[int] = set()  # parameters that have had an update
-        self._gradients: dict[int, Tensor] = {}  # of the last update, where the rule needs them
+        self._moved: dict[int, Tensor | None] = {}  # parameters that have had an update; a zero for sparse gradients
+        self._gradients = _Gradients(self._rule)
+        if self._rule is not None and any(map(self._rule.gradient, optimizer.param_groups)):
+            optimizer.register_step_pre_hook(self._gradients)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the gradients that it keeps."""
-        return sum(gradient.nbytes for gradient in self._gradients.values())
+        return sum(gradient.nbytes for gradient in self._gradients.last.values())
 
     def updated(self) -> None:
         """The optimizer has just made a step, with the gradients that its parameters still hold."""
         for group in self.optimizer.param_groups:
-            given = {id(one): one.grad.detach() for one in group["params"] if one.grad is not None}
-            self._moved |= given.keys()
-            if self._rule is not None and self._rule.gradient(group):
-                self._gradients |= given
-        if self._rates is not None:
-            self._rates.updated()
+            for one in group["params"]:
+                if one.grad is not None:
+                    self._moved[id(one)] = torch.zeros_like(one.grad) if one.grad.is_sparse else None
+        if self._ahead is not None:
+            self._ahead.updated()
 
     @torch.no_grad()
     def predict(self, live: Sequence[Parameter], into: Sequence[Parameter], ahead: int) -> None:
@@ -72,93 +75,152 @@ class Predictor:
                 "build a new pipeline with the optimizer that you want"
             )
         homes = {id(one): home.data for one, home in zip(live, into, strict=True)}
-        rates = [_rates(self.optimizer)] * ahead if self._rates is None else self._rates.of_next(ahead)
+        for one in live:
+            if id(one) not in self._moved:
+                homes[id(one)].copy_(one)
+        groups = self.optimizer.param_groups
+        updates = [groups] * ahead if self._ahead is None else self._ahead.of_next(ahead, groups)
         if self._rule is None:
-            self._decayed(live, homes, rates)
+            self._decayed(homes, updates)
         else:
-            self._linear(self._rule, homes, rates)
+            self._linear(self._rule, homes, updates)
 
-    def _linear(self, rule: Rule, homes: dict[int, Tensor], rates: Rates) -> None:
-        for group, *each in zip(self.optimizer.param_groups, *rates, strict=True):
-            for one in group["params"]:
-                if id(one) in self._moved:
-                    direction = rule.direction(self._given(one, group))
-                    torch.add(one, direction, alpha=-sum(each), out=homes[id(one)])
+    def _linear(self, rule: Rule, homes: dict[int, Tensor], updates: list[Groups]) -> None:
+        for group, *options in zip(self.optimizer.param_groups, *updates, strict=True):
+            way = sum(float(one.get("lr", 1.0)) for one in options)
+            for one in self._moving(group):
+                given, home = self._given(one, group), _real(homes[id(one)])
+                direction = rule.direction(given)
+                if isinstance(direction, Ratio):
+                    top, bottom, factor = direction
+                    torch.addcdiv(given.weight, top, bottom, value=-way * factor, out=home)
+                else:
+                    torch.add(given.weight, direction, alpha=-way, out=home)
+
+    def _decayed(self, homes: dict[int, Tensor], updates: list[Groups]) -> None:
+        running = []
+        for group, *options in zip(self.optimizer.param_groups, *updates, strict=True):
+            coast = coast_of(self.optimizer, options)
+            for one in self._moving(group):
+                if coast is not None and self._moved[id(one)] is None:
+                    coast(self._given(one, group), options, _real(homes[id(one)]))
                 else:
                     homes[id(one)].copy_(one)
+                    running.append(id(one))
+        if running:
+            self._run(running, homes, updates)
+
+    def _run(self, running: Sequence[int], homes: dict[int, Tensor], updates: list[Groups]) -> None:
+        """Let an optimizer like the real one update some copies without gradients; it knows none of the originals."""
+        copies = {number: Parameter(home) for number, home in homes.items()}  # over the same storage
+        ghost = _ghost(self.optimizer, copies)
+        devices = {home.device.index for home in homes.values() if home.is_cuda}
+        with torch.random.fork_rng(devices=devices):
+            for groups in updates:
+                for group, options in zip(ghost.param_groups, groups, strict=True):
+                    group |= {name: copy.deepcopy(options[name]) for name in SCHEDULED if name in options}
+                for number in running:  # anew every time: a step may change its gradient
+                    zero = self._moved[number]
+                    copies[number].grad = torch.zeros_like(copies[number]) if zero is None else zero.clone()
+                _step_alone(ghost)
+        for number, copied in copies.items():
+            if copied.data_ptr() != homes[number].data_ptr():  # some optimizers put another tensor in its place
+                homes[number].copy_(copied)
+
+    def _moving(self, group: Mapping[str, Any]) -> list[Parameter]:
+        return [one for one in group["params"] if id(one) in self._moved]
 
     def _given(self, parameter: Parameter, group: Mapping[str, Any]) -> Given:
-        state, gradient = self.optimizer.state[parameter], self._gradients.get(id(parameter))
-        if gradient is not None:
-            gradient = gradient.to_dense() if gradient.is_sparse else gradient
-            gradient = -gradient if group.get("maximize") else gradient
-        step = 1 if self.choice.bias == "printed" else int(state.get("step", 1))
-        return Given(parameter.detach(), state, group, gradient, step)
-
-    def _decayed(self, live: Sequence[Parameter], homes: dict[int, Tensor], rates: Rates) -> None:
-        copies = {}
-        for one in live:
-            homes[id(one)].copy_(one)
-            copies[one] = Parameter(homes[id(one)])  # over the same storage, with a gradient of its own
-            if id(one) in self._moved:
-                copies[one].grad = torch.zeros_like(one)
-        if self._moved:
-            ghost = _ghost(self.optimizer, copies)
-            for each in rates:
-                _set_rates(ghost, each)
-                ghost.step()
+        state = self.optimizer.state.get(parameter, {})
+        step = int(state.get("step", 1))
+        if parameter.is_complex():  # optimizers take the two parts of a number for two numbers
+            state = {name: _real(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+        gradient = self._gradients.last.get(id(parameter))
+        return Given(_real(parameter.detach()), state, group, gradient, step, self.choice.bias == "printed")
 
 
-class _RatesAhead:
-    """The learning rates of updates to come, from a scheduler of the same kind that is ahead of the real one."""
+class _Gradients:
+    """The gradients of the last update where a rule needs them, dense and as the optimizer minimizes.
+
+    Taken down before the step, for some steps write over them.
+    """
+
+    def __init__(self, rule: Rule | None) -> None:
+        self._rule = rule
+        self.last: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            if self._rule is not None and self._rule.gradient(group):
+                for one in (one for one in group["params"] if one.grad is not None):
+                    gradient = _real(one.grad.to_dense() if one.grad.is_sparse else one.grad)
+                    if id(one) not in self.last:
+                        self.last[id(one)] = torch.empty_like(gradient)
+                    self.last[id(one)].copy_(gradient.neg() if group.get("maximize") else gradient)
+
+
+class _Ahead:
+    """The options of updates to come, from a scheduler of the same kind that is ahead of the real one."""
 
     def __init__(self, optimizer: Optimizer, lr_scheduler: SchedulerMaker) -> None:
-        self._scout = _ghost(optimizer, {})
+        self._scout = _ghost(optimizer, None)
         for group in self._scout.param_groups:
-            group["lr"] = group.get("initial_lr", group["lr"])  # as the real one found it
+            group["lr"] = copy.deepcopy(group.get("initial_lr", group["lr"]))  # as the real one found it
         self._scout._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns that no update was made
         self._scheduler = lr_scheduler(self._scout)
-        self._next = deque([_rates(self._scout)])
+        for group, real in zip(self._scout.param_groups, optimizer.param_groups, strict=True):
+            group["lr"] = copy.deepcopy(real["lr"])  # a scheduler that is built for a later epoch goes on from here
+        self._next = deque([self._options()])
 
-    def of_next(self, updates: int) -> Rates:
-        while len(self._next) < updates:
-            self._scheduler.step()
-            self._next.append(_rates(self._scout))
-        return list(self._next)[:updates]
+    def of_next(self, updates: int, groups: Groups) -> list[Groups]:
+        self._reach(updates)
+        return [[a | b for a, b in zip(groups, self._next[one], strict=True)] for one in range(updates)]
 
     def updated(self) -> None:
-        self.of_next(2)
+        self._reach(2)
         self._next.popleft()
 
+    def _reach(self, updates: int) -> None:
+        while len(self._next) < updates:
+            with contextlib.suppress(ValueError):  # one that has an end is not asked beyond it: the last rates stay
+                self._scheduler.step()
+            self._next.append(self._options())
 
-def _ghost(optimizer: Optimizer, copies: Mapping[Parameter, Parameter]) -> Optimizer:
-    """An optimizer like this one, for copies of some parameters, with a copy of their state."""
+    def _options(self) -> Groups:
+        groups = self._scout.param_groups
+        return [{name: copy.deepcopy(one[name]) for name in SCHEDULED if name in one} for one in groups]
+
+
+def _ghost(optimizer: Optimizer, copies: Mapping[int, Parameter] | None) -> Optimizer:
+    """An optimizer like this one for copies of some parameters, with all its state copied; or without any state.
+
+    It has no hooks. What can't be copied (a lock, a process group) is shared.
+    """
     ghost: Optimizer = object.__new__(type(optimizer))
-    known = {id(one): copies.get(one, one) for group in optimizer.param_groups for one in group["params"]}
-    own = {"state", "param_groups", "step"}  # a scheduler puts its own `step` there
-    ghost.__dict__ |= {
-        name: OrderedDict() if name.endswith("_hooks") else copy.deepcopy(value, dict(known))
-        for name, value in vars(optimizer).items()
-        if name not in own
-    }
-    ghost.state = defaultdict(dict)
-    for one, copied in copies.items():
-        if one in optimizer.state:
-            ghost.state[copied] = copy.deepcopy(optimizer.state[one], dict(known))
-    ghost.param_groups = [
-        group | {"params": [known[id(one)] for one in group["params"]]} for group in optimizer.param_groups
-    ]
+    members = {id(one): one for group in optimizer.param_groups for one in group["params"]}
+    memo: dict[int, Any] = members | dict(copies or {}) | {id(optimizer): ghost}
+    ghost.__dict__ |= {"state": defaultdict(dict)}
+    for name, value in vars(optimizer).items():
+        if name == "step" or (name == "state" and copies is None):  # a scheduler puts its own `step` there
+            continue
+        try:
+            ghost.__dict__[name] = OrderedDict() if name.endswith("_hooks") else copy.deepcopy(value, memo)
+        except TypeError:
+            ghost.__dict__[name] = value
     return ghost
 
 
-def _rates(optimizer: Optimizer) -> list[float]:
-    return [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+def _step_alone(optimizer: Optimizer) -> None:
+    """A step without the hooks that are set for all optimizers."""
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    step(optimizer)
 
 
-def _set_rates(optimizer: Optimizer, rates: list[float]) -> None:
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        if "lr" in group:
-            group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _members(optimizer: Optimizer) -> list[int]:

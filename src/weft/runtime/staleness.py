@@ -36,8 +36,8 @@ class Staleness:
 
     @property
     def nbytes(self) -> int:
-        taken = [tensor for both in self._taken.values() for some in both for tensor in some]
-        return sum(tensor.nbytes for tensor in taken)
+        taken = {id(tensor): tensor for both in self._taken.values() for some in both for tensor in some}
+        return sum(tensor.nbytes for tensor in taken.values())
 
     @torch.no_grad()
     def take(self, minibatch: int, read: Sequence[Tensor], stale: Sequence[Tensor]) -> None:
@@ -57,4 +57,6 @@ class Staleness:
 
 
 def distance(ones: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(torch.dist(one, other)) ** 2 for one, other in zip(ones, others, strict=True)))
+    """The norm of all differences together."""
+    pairs = zip(ones, others, strict=True)
+    return math.hypot(*[float(torch.linalg.vector_norm((one - other).abs().float())) for one, other in pairs])

@@ -23,9 +23,12 @@ class _View(NamedTuple):
     """A tensor over a weight's storage, without the storage."""
 
     place: tuple[int, int]  # parameter set, and parameter in it
+    strides: tuple[int, ...]  # of the weight
+    dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
-    offset: int | torch.SymInt  # from the weight's own
+    start: int  # bytes from the weight's own
+    conj: bool
 
 
 class _Kept(NamedTuple):
@@ -48,7 +51,9 @@ class Swapping:
         for number, leaves in enumerate(weights):
             for place, one in enumerate(leaves):
                 address = one.untyped_storage().data_ptr()
-                if address and address in self._places:
+                if not address:  # of a weight without elements
+                    continue
+                if address in self._places:
                     raise WeftError(
                         "two parameters are parts of one storage, so saved ones can't be told apart; clone them"
                     )
@@ -65,15 +70,12 @@ class Swapping:
         def pack(tensor: Tensor) -> _View | _Kept:
             if tensor.layout != torch.strided:
                 return _Kept(tensor.detach(), tensor._version)
-            storage = tensor.untyped_storage()
-            address = storage.data_ptr()
+            address = tensor.untyped_storage().data_ptr()
             if address in places:
-                place, weight = places[address]
-                if tensor.dtype == weight.dtype and not tensor.is_conj():
-                    offset = tensor.storage_offset() - weight.storage_offset()
-                    return _View(place, tensor.shape, tensor.stride(), offset)
+                if not tensor.is_neg():
+                    return _view(tensor, *places[address])
                 tensor = tensor.detach().clone()
-                storage = tensor.untyped_storage()
+            storage = tensor.untyped_storage()
             if saved is not None:
                 saved.add((storage.data_ptr(), storage.nbytes()))
             return _Kept(tensor.detach(), tensor._version)
@@ -83,11 +85,28 @@ class Swapping:
     def _unpack(self, kept: _View | _Kept) -> Tensor:
         if isinstance(kept, _View):
             number, place = kept.place
-            weight = self._reading[number][place].detach()
-            return weight.as_strided(kept.size, kept.stride, kept.offset + weight.storage_offset())
+            return _seen(kept, self._reading[number][place])
         if kept.tensor._version != kept.version:
             raise WeftError(
                 f"a tensor of shape {tuple(kept.tensor.shape)} was changed in place after the forward had saved it for "
                 "the backward; let the layer make a new one"
             )
         return kept.tensor
+
+
+def _view(tensor: Tensor, place: tuple[int, int], weight: Parameter) -> _View:
+    start = int(tensor.storage_offset()) * tensor.itemsize - int(weight.storage_offset()) * weight.itemsize
+    return _View(place, weight.stride(), tensor.dtype, tensor.shape, tensor.stride(), start, tensor.is_conj())
+
+
+def _seen(view: _View, weight: Parameter) -> Tensor:
+    """The same view of other weights."""
+    if weight.stride() != view.strides:
+        raise WeftError(
+            f"a parameter of shape {tuple(weight.shape)} is a part of a larger tensor, so its versions are laid out "
+            "differently; clone it"
+        )
+    start = view.start + int(weight.storage_offset()) * weight.itemsize
+    tensor = torch.empty(0, dtype=view.dtype, device=weight.device)
+    tensor.set_(weight.untyped_storage(), start // view.dtype.itemsize, view.size, view.stride)
+    return tensor.conj() if view.conj else tensor

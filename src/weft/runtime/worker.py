@@ -215,13 +215,14 @@ class Worker:
         return read
 
     def _sample(self, steps: Sequence[Step], flight: Flight) -> None:
-        """Take down what the first forward of a mini-batch reads, and which versions that comes from."""
-        chunk = self.chunks[steps[0].action.chunk]
-        sets = zip(chunk.sets, self._set_programs[chunk.number], strict=True)
-        read = [leaf for leaves in flight.weights for leaf in leaves]
-        stale = [leaf for one, program in sets for leaf in one.versions.read(steps[program].version)]
-        ahead = any(steps[program].ahead for program in self._set_programs[chunk.number])
-        self.staleness[chunk.number].take(flight.minibatch, read, stale if ahead else read)
+        """Take down what the first forward of a mini-batch reads, and which version that comes from.
+
+        Of the chunk's own parameters; tied ones may be updated at another time.
+        """
+        step, own = steps[0], self.chunks[steps[0].action.chunk].sets[0]
+        read = flight.weights[0]
+        stale = own.versions.read(step.version) if step.ahead else read
+        self.staleness[step.action.chunk].take(flight.minibatch, read, stale)
 
     def _backward(self, steps: Sequence[Step]) -> None:
         step = steps[0]
@@ -304,15 +305,15 @@ class Worker:
         self.meter.end(step, start)
 
     def _apply(self, chunk: int, one: ParameterSet, settlement: Settlement) -> None:
-        sets = self.chunks[chunk].sets
-        if one is sets[0] and self.staleness[chunk].due(settlement.minibatch):
-            self.staleness[chunk].met(settlement.minibatch, [live for some in sets for live in some.versions.live])
+        own = one is self.chunks[chunk].sets[0]  # its own parameters; tied ones may still be on their way
+        if own and self.staleness[chunk].due(settlement.minibatch):
+            self.staleness[chunk].met(settlement.minibatch, one.versions.live)
         if settlement.skip:
             one.skip()
         else:
             one.update(settlement.gradients)
         self._hold_weights()
-        if one is sets[0]:  # its own parameters; tied ones may still be on their way
+        if own:
             self._complete(
                 Completed(
                     minibatch=settlement.minibatch,

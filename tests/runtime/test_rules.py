@@ -1,0 +1,241 @@
+"""Linear rules: the direction of each optimizer's last update, as the optimizer itself went it."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, RAdam, RMSprop
+
+import weft
+from weft.runtime.prediction import Choice, Predictor
+from weft.runtime.rules import RULES, Given
+
+LR = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _registry() -> Iterator[None]:
+    """Rules that a test registers are gone after it."""
+    known = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(known)
+
+
+class Trained:
+    """Two matrices that an optimizer has updated some times with random gradients, and how they were before."""
+
+    def __init__(self, make: Callable[[list[Parameter]], Optimizer], updates: int = 8, **choice: Any) -> None:
+        made = torch.Generator().manual_seed(3)
+        shapes = [(6, 4), (3, 5)]
+        self.live = [Parameter(torch.randn(shape, generator=made, dtype=torch.float64)) for shape in shapes]
+        self.optimizer = make(self.live)
+        self.predictor = Predictor(self.optimizer, choice=Choice(**choice))
+        self.gradients: list[list[Tensor]] = []  # of every update
+        for _ in range(updates):
+            self.before = [one.detach().clone() for one in self.live]
+            for one in self.live:
+                one.grad = torch.randn(one.shape, generator=made, dtype=one.dtype)
+            self.gradients.append([one.grad.clone() for one in self.live if one.grad is not None])
+            self.optimizer.step()
+            self.predictor.updated()
+            for one in self.live:
+                one.grad = None
+
+    def predict(self, ahead: int) -> list[Tensor]:
+        into = [Parameter(torch.full_like(one, math.nan)) for one in self.live]
+        self.predictor.predict(self.live, into, ahead)
+        return [one.detach() for one in into]
+
+    def check(self, directions: list[Tensor]) -> None:
+        """Predictions are straight on in these directions."""
+        for ahead in (1, 2, 5):
+            for found, one, direction in zip(self.predict(ahead), self.live, directions, strict=True):
+                torch.testing.assert_close(found, one.detach() - LR * ahead * direction, rtol=0, atol=1e-9)
+
+
+def every_way(kind: Any, fused: bool = True, **options: Any) -> list[Any]:
+    """An optimizer with some options, in each of its implementations."""
+    words = "-".join([kind.__name__, *(f"{name}={value}" for name, value in options.items())])
+    ways: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, *([{"fused": True}] if fused else [])]
+    return [pytest.param(kind, options | way, id=f"{words}-{'-'.join(way)}{int(any(way.values()))}") for way in ways]
+
+
+STRAIGHT = [
+    *every_way(SGD),
+    *every_way(SGD, maximize=True),
+    *every_way(SGD, momentum=0.9),
+    *every_way(SGD, momentum=0.9, dampening=0.3, weight_decay=0.1, maximize=True),
+    *every_way(SGD, momentum=0.9, nesterov=True),
+    *every_way(SGD, momentum=0.9, nesterov=True, maximize=True),
+    *every_way(Adam),
+    *every_way(Adam, weight_decay=0.1, amsgrad=True, maximize=True),
+    *every_way(Adam, weight_decay=0.1, decoupled_weight_decay=True, betas=(0.8, 0.9), eps=0.1),
+    *every_way(AdamW, weight_decay=0.3),
+    *every_way(AdamW, weight_decay=0.3, amsgrad=True, eps=0.1),
+    *every_way(RAdam, fused=False, weight_decay=0.1),
+    *every_way(RAdam, fused=False, weight_decay=0.1, decoupled_weight_decay=True, maximize=True, eps=0.1),
+    *every_way(RAdam, fused=False, betas=(0.9, 0.7)),  # too few gradients for ever
+    *every_way(Adamax, fused=False, weight_decay=0.1, maximize=True),
+    *every_way(Adagrad, initial_accumulator_value=0.1, maximize=True),
+    *every_way(Adagrad, eps=0.1),
+    *every_way(RMSprop, fused=False, maximize=True),
+    *every_way(RMSprop, fused=False, centered=True, eps=0.1),
+    *every_way(RMSprop, fused=False, momentum=0.9, centered=True, weight_decay=0.1),
+    *[pytest.param(Muon, {"nesterov": way}, id=f"Muon-nesterov={way}") for way in (True, False)],
+    pytest.param(Muon, {"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.3}, id="Muon-match_rms_adamw"),
+]
+DECOUPLED = (AdamW, Muon)
+
+
+@pytest.mark.parametrize(("kind", "options"), STRAIGHT)
+def test_the_direction_is_the_one_that_the_optimizer_went_last(kind: Any, options: dict[str, Any]) -> None:
+    trained = Trained(lambda params: kind(params, lr=LR, **options))
+    decoupled = kind in DECOUPLED or options.get("decoupled_weight_decay")
+    decay = LR * trained.optimizer.param_groups[0]["weight_decay"] if decoupled else 0
+    pairs = zip(trained.before, trained.live, strict=True)
+    trained.check([(before * (1 - decay) - now.detach()) / LR for before, now in pairs])
+
+
+def test_radam_starts_with_the_mean_alone() -> None:
+    trained = Trained(lambda params: RAdam(params, lr=LR), updates=2)
+    trained.check([(before - now.detach()) / LR for before, now in zip(trained.before, trained.live, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [*every_way(SGD, weight_decay=0.2), *every_way(SGD, weight_decay=0.2, maximize=True)]
+)
+def test_without_momentum_the_decay_is_that_of_the_newest_weights(kind: Any, options: dict[str, Any]) -> None:
+    trained = Trained(lambda params: kind(params, lr=LR, **options))
+    sign = -1 if options.get("maximize") else 1
+    last = zip(trained.gradients[-1], trained.live, strict=True)
+    trained.check([sign * gradient + 0.2 * one.detach() for gradient, one in last])
+
+
+@pytest.mark.parametrize(("kind", "options"), every_way(SGD, momentum=0.9, nesterov=True, weight_decay=0.2))
+def test_nesterov_with_decay(kind: Any, options: dict[str, Any]) -> None:
+    trained = Trained(lambda params: kind(params, lr=LR, **options))
+    expected = []
+    for gradient, one in zip(trained.gradients[-1], trained.live, strict=True):
+        expected.append(gradient + 0.2 * one.detach() + 0.9 * trained.optimizer.state[one]["momentum_buffer"])
+    trained.check(expected)
+
+
+def test_rmsprop_and_adagrad_with_decay() -> None:
+    rmsprop = Trained(lambda params: RMSprop(params, lr=LR, alpha=0.9, eps=0.01, weight_decay=0.2))
+    adagrad = Trained(lambda params: Adagrad(params, lr=LR, eps=0.01, weight_decay=0.2))
+    for trained, name in ((rmsprop, "square_avg"), (adagrad, "sum")):
+        expected = []
+        for gradient, one in zip(trained.gradients[-1], trained.live, strict=True):
+            root = trained.optimizer.state[one][name].sqrt() + 0.01
+            expected.append((gradient + 0.2 * one.detach()) / root)
+        trained.check(expected)
+
+
+def test_adagrad_goes_at_the_rate_that_its_decay_gives_the_next_update() -> None:
+    trained = Trained(lambda params: Adagrad(params, lr=LR, lr_decay=0.5), updates=8)
+    for bias in ("adam", "printed"):
+        trained.predictor.choice = Choice(bias=bias)
+        last, following = 1 + 7 * 0.5, 1 + 8 * 0.5
+        pairs = zip(trained.before, trained.live, strict=True)
+        trained.check([(before - now.detach()) / LR * last / following for before, now in pairs])
+
+
+def moments(gradients: list[Tensor], beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
+    """The running means of gradients and of their squares, from their weights in the sum."""
+    count = len(gradients)
+    mean = sum((1 - beta1) * beta1 ** (count - 1 - t) * one for t, one in enumerate(gradients))
+    square = sum((1 - beta2) * beta2 ** (count - 1 - t) * one**2 for t, one in enumerate(gradients))
+    assert isinstance(mean, Tensor)
+    assert isinstance(square, Tensor)
+    return mean, square
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, NAdam])
+@pytest.mark.parametrize("bias", ["adam", "printed"])
+@pytest.mark.parametrize("updates", [1, 8])
+def test_adam_by_its_formula(kind: Any, bias: str, updates: int) -> None:
+    trained = Trained(lambda params: kind(params, lr=LR, betas=(0.8, 0.95), eps=0.01), updates, bias=bias)
+    power = 1 if bias == "printed" else updates
+    expected = []
+    for gradients in zip(*trained.gradients, strict=True):
+        mean, square = moments(list(gradients), 0.8, 0.95)
+        root = (square / (1 - 0.95**power)).sqrt()
+        expected.append(mean / (1 - 0.8**power) / (root + 0.01))
+    trained.check(expected)
+
+
+def test_printed_corrections_of_adamax() -> None:
+    trained = Trained(lambda params: Adamax(params, lr=LR, betas=(0.8, 0.95)), bias="printed")
+    states = [trained.optimizer.state[one] for one in trained.live]
+    trained.check([state["exp_avg"] / (1 - 0.8) / state["exp_inf"] for state in states])
+
+
+@pytest.mark.parametrize("extrapolation", ["linear", "decayed"])
+def test_complex_weights(extrapolation: str) -> None:
+    """The two parts of a number are two numbers to an optimizer, so they are to a prediction."""
+    for kind in (Adam, RMSprop, SGD):
+        runs = []
+        for parts in (False, True):
+            torch.manual_seed(0)
+            start = torch.randn(3, 2, dtype=torch.complex64)
+            one = Parameter(torch.view_as_real(start) if parts else start)
+            optimizer = kind([one], lr=LR)
+            predictor = Predictor(optimizer, choice=Choice(extrapolation=extrapolation))
+            for t in range(3):
+                gradient = start * (t + 1)
+                one.grad = torch.view_as_real(gradient) if parts else gradient
+                optimizer.step()
+                predictor.updated()
+            into = Parameter(torch.empty_like(one))
+            predictor.predict([one], [into], 2)
+            runs.append(into.detach() if parts else torch.view_as_real(into.detach()))
+        torch.testing.assert_close(runs[0], runs[1])
+
+
+# The registry
+
+
+class Own(Adam):
+    """May compute anything."""
+
+
+def test_an_optimizer_without_a_rule_is_refused() -> None:
+    with pytest.raises(weft.WeftError) as caught:
+        Trained(lambda params: Own(params, lr=LR))
+    told = str(caught.value)
+    assert told.startswith("Own has no linear rule of prediction (those that have one: Adagrad, Adam, AdamW, Adamax, ")
+    assert '"extrapolation": "decayed"' in told
+    assert "@weft.linear_rule(Own)" in told
+    Trained(lambda params: Own(params, lr=LR), extrapolation="decayed").predict(2)
+
+
+def test_a_user_registers_a_rule_in_a_few_lines() -> None:
+    @weft.linear_rule(Own)
+    def direction(given: Given) -> Tensor:
+        mean: Tensor = given.state["exp_avg"]
+        return mean / given.correction(0.9)
+
+    trained = Trained(lambda params: Own(params, lr=LR))
+    trained.check([trained.optimizer.state[one]["exp_avg"] / (1 - 0.9**8) for one in trained.live])
+    assert trained.predictor.nbytes == 0
+
+    @weft.linear_rule(Own, gradient=True)
+    def last(given: Given) -> Tensor:
+        assert given.gradient is not None
+        return given.gradient
+
+    trained = Trained(lambda params: Own(params, lr=LR, maximize=True))
+    trained.check([-gradient for gradient in trained.gradients[-1]])
+    assert trained.predictor.nbytes == sum(one.nbytes for one in trained.live)
+
+
+@pytest.mark.parametrize("kinds", [(), (Own, "Adam"), (lambda given: given.gradient,)])
+def test_a_rule_is_for_classes_of_optimizers(kinds: tuple[Any, ...]) -> None:
+    with pytest.raises(weft.WeftError, match=r"a linear rule is for a class of torch\.optim\.Optimizer"):
+        weft.linear_rule(*kinds)
+    assert Own not in RULES

@@ -1,0 +1,169 @@
+"""Distances between the weights that a mini-batch reads and those that its update meets, against plain training."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import weft
+from weft.runtime.staleness import KEPT, Staleness, distance
+
+LR, MOMENTUM, ROWS, UPDATES = 0.1, 0.9, 8, 7
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 3))
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    made = torch.Generator().manual_seed(5)
+    return [(torch.randn(ROWS, 6, generator=made), torch.randint(3, (ROWS,), generator=made)) for _ in range(UPDATES)]
+
+
+def run(schedule: str, *, microbatches: int = 2, stages: int = 2, **options: Any) -> weft.Pipeline:
+    pipe = weft.Pipeline(
+        model(),
+        loss_fn=functional.cross_entropy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=LR, momentum=MOMENTUM),
+        schedule=schedule,
+        microbatches=microbatches,
+        stages=stages,
+        balance=[1] * stages,
+        **options,
+    )
+    for inputs, targets in batches():
+        pipe.step(inputs, targets)
+    pipe.flush()
+    return pipe
+
+
+def chunks(pipe: weft.Pipeline) -> list[dict[str, Any]]:
+    return [chunk for rank in pipe.report().ranks for chunk in rank["chunks"]]
+
+
+def weights(layer: nn.Module) -> list[Tensor]:
+    return [one.detach().clone() for one in layer.parameters()]
+
+
+def write(layer: nn.Module, values: list[Tensor]) -> None:
+    for one, value in zip(layer.parameters(), values, strict=True):
+        one.data.copy_(value)
+
+
+def apart(ones: list[Tensor], others: list[Tensor]) -> float:
+    flat = [torch.cat([one.flatten() for one in some]).double() for some in (ones, others)]
+    return float((flat[0] - flat[1]).square().sum().sqrt())
+
+
+def test_2bw_is_one_update_late() -> None:
+    """Forward and backward at the last version but one; the distance is the length of the last update."""
+    plain = model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=LR, momentum=MOMENTUM)
+    versions: list[list[list[Tensor]]] = []
+    for inputs, targets in batches():
+        versions.append([weights(layer) for layer in plain])
+        for layer, old in zip(plain, versions[-2] if len(versions) > 1 else versions[-1], strict=True):
+            write(layer, old)
+        optimizer.zero_grad()
+        functional.cross_entropy(plain(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        for layer, newest in zip(plain, versions[-1], strict=True):
+            write(layer, newest)
+        optimizer.step()
+    found = chunks(run("2bw", telemetry=1))
+    assert [(one["chunk"], one["delay"], one["ahead"]) for one in found] == [(0, 1, 0), (1, 1, 0)]
+    for chunk in (0, 1):
+        samples = found[chunk]["samples"]
+        assert [sample["minibatch"] for sample in samples] == list(range(UPDATES))
+        expected = [apart(versions[max(t - 1, 0)][chunk], versions[t][chunk]) for t in range(UPDATES)]
+        assert [sample["stale"] for sample in samples] == pytest.approx(expected, rel=1e-4)
+        assert [sample["predicted"] for sample in samples] == [sample["stale"] for sample in samples]
+        assert expected[-1] > 0
+
+
+def test_xpipe_predicts_its_way_to_the_weights_that_it_meets() -> None:
+    """Rank 0 of two reads a prediction from the version before; the backward of both is at the newest."""
+    first, second = plain = model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=LR, momentum=MOMENTUM)
+    stale, predicted = [], []
+    before, guess = weights(first), weights(first)
+    for inputs, targets in batches():
+        newest = weights(first)
+        stale.append(apart(before, newest))
+        predicted.append(apart(guess, newest))
+        write(first, guess)
+        loss = functional.cross_entropy(second(first(inputs)), targets)
+        write(first, newest)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        before = newest
+        buffers = [optimizer.state[one].get("momentum_buffer", torch.zeros_like(one)) for one in first.parameters()]
+        guess = [one - LR * buffer for one, buffer in zip(newest, buffers, strict=True)]  # as of the newest version
+        optimizer.step()
+    options: dict[str, Any] = {"microbatches": 1, "predict": {"versions": "exact"}}
+    found = chunks(run("xpipe", telemetry=1, **options))
+    assert [(one["chunk"], one["delay"], one["ahead"]) for one in found] == [(0, 1, 1), (1, 0, 0)]
+    assert [sample["stale"] for sample in found[0]["samples"]] == pytest.approx(stale, rel=1e-4)
+    assert [sample["predicted"] for sample in found[0]["samples"]] == pytest.approx(predicted, rel=1e-4)
+    assert all(sample["stale"] == sample["predicted"] == 0 for sample in found[1]["samples"])
+    assert "distance to the weights met" in str(run("xpipe", telemetry=1, **options).report())
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_synchronous_schedule_meets_what_it_read(schedule: str) -> None:
+    for one in chunks(run(schedule, telemetry=2)):
+        assert one["samples"] == [{"minibatch": t, "predicted": 0.0, "stale": 0.0} for t in (0, 2, 4, 6)]
+
+
+def test_it_is_off_by_default() -> None:
+    pipe = run("2bw")
+    assert [one["samples"] for one in chunks(pipe)] == [[], []]
+    assert "distance" not in str(pipe.report())
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5])
+def test_every_so_many_minibatches(every: Any) -> None:
+    with pytest.raises(weft.WeftError, match="telemetry"):
+        run("2bw", telemetry=every)
+
+
+# On its own
+
+
+def test_nothing_is_kept_after_the_update() -> None:
+    staleness = Staleness(2)
+    assert [t for t in range(6) if staleness.due(t)] == [0, 2, 4]
+    read, old = [torch.ones(3), torch.zeros(2, 2)], [torch.zeros(3), torch.zeros(2, 2)]
+    staleness.take(0, read, old)
+    staleness.take(2, read, read)
+    assert staleness.nbytes == 2 * 7 * 4 + 7 * 4  # what is the same is kept once
+    read[0].zero_()
+    staleness.met(0, [torch.ones(3), 2 * torch.ones(2, 2)])
+    assert list(staleness.samples) == [{"minibatch": 0, "predicted": 4.0, "stale": pytest.approx(math.sqrt(19))}]
+    staleness.met(1, read)  # was not taken
+    staleness.met(2, [torch.ones(3), torch.zeros(2, 2)])
+    assert staleness.samples[1] == {"minibatch": 2, "predicted": 0.0, "stale": 0.0}
+    assert staleness.nbytes == 0
+
+
+def test_the_last_samples_are_kept() -> None:
+    staleness = Staleness(1)
+    for t in range(KEPT + 5):
+        staleness.take(t, [], [])
+        staleness.met(t, [])
+    assert [sample["minibatch"] for sample in staleness.samples] == list(range(5, KEPT + 5))
+
+
+def test_it_takes_no_part_in_what_it_measures() -> None:
+    states = [run("2bw", telemetry=every).state_dict() for every in (None, 1)]
+    for one, other in zip(*(state.values() for state in states), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_distances_of_coarse_numbers_are_fine() -> None:
+    one = torch.zeros(100_000, dtype=torch.bfloat16)
+    assert distance([one], [one + 1]) == pytest.approx(math.sqrt(100_000), rel=1e-5)
+    assert distance([torch.zeros(2, dtype=torch.complex64)], [torch.tensor([3j, 4])]) == pytest.approx(5)

@@ -1,0 +1,284 @@
+"""A backward at other weights than its forward, against weights that are written over in between.
+
+Plain autograd, whose saved weights are views of the parameters, sees other weights if those are written over past its
+check (`leaf.data.copy_`): the same mixture, made in another way.
+"""
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter, functional
+
+import weft
+from weft.runtime.swapping import Swapping
+
+X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(7))  # batch, length or channels, width
+PICTURES = X.reshape(4, 2, 3, 8)
+WORDS = torch.arange(12).reshape(3, 4) % 5
+
+
+class Written(nn.Module):
+    """A layer that is a function of some parameters and an input."""
+
+    def __init__(self, run: Callable[..., Tensor], *weights: Tensor) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([Parameter(one) for one in weights])
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(*self.weights, x)
+
+
+class Attention(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        mixed: Tensor = super().forward(x, x, x)[0]
+        return mixed
+
+
+class First(nn.Module):
+    """The first output of a recurrent layer."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)[0]
+        return out
+
+
+class Tied(nn.Module):
+    """Embedding and output are one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.mix, self.out = nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 5, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        out: Tensor = self.out(self.mix(self.table(words)).tanh())
+        return out
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=dtype)
+
+
+def with_complex(weight: Tensor, x: Tensor) -> Tensor:
+    return torch.view_as_real(torch.view_as_complex(weight) * torch.fft.rfft(x)[..., :3]).square()
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "linear": (lambda: nn.Linear(8, 5), X),
+    "linears": (lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU(inplace=True)), X),
+    "conv": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 2)), PICTURES),
+    "conv-transpose": (lambda: nn.ConvTranspose1d(6, 4, 3, stride=2), X),
+    "layer-norm": (lambda: nn.LayerNorm(8), X),
+    "rms-norm": (lambda: nn.RMSNorm(8), X),
+    "group-norm": (lambda: nn.GroupNorm(2, 6), X),
+    "batch-norm": (lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(6), nn.PReLU()), X),
+    "batch-norm-eval": (lambda: nn.BatchNorm1d(6).eval(), X),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8)), WORDS),
+    "embedding-bag": (lambda: nn.Sequential(nn.EmbeddingBag(5, 8, mode="max"), nn.Linear(8, 8)), WORDS),
+    "attention": (lambda: Attention(8, 2, batch_first=True), X),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), X),
+    "lstm": (lambda: First(nn.LSTM(8, 5, num_layers=2, bidirectional=True)), X),
+    "gru": (lambda: First(nn.GRU(8, 5, batch_first=True)), X),
+    "bilinear": (lambda: Written(lambda w, x: functional.bilinear(x, x.tanh(), w), rand(3, 8, 8)), X),
+    "tied": (Tied, WORDS),
+    "twice": (lambda: Written(lambda w, x: torch.tanh(x @ w) @ w, rand(8, 8)), X),
+    "transposed": (lambda: Written(lambda w, x: torch.tanh(x @ w.t()) @ w, rand(8, 3).t()), X),
+    "parts": (lambda: Written(lambda w, x: torch.tanh(x * w[1]) @ w[2:].t() * w[0, 2:5], rand(5, 8)), X),
+    "a-part-of-more": (lambda: Written(lambda w, x: x * w[1] @ w.t(), rand(9, 8)[4:7]), X),
+    "complex": (lambda: Written(with_complex, rand(3, 2)), X),
+    "conjugate": (lambda: Written(lambda w, x: (x * w.conj()).abs(), rand(8, dtype=torch.complex64)), X),
+    "no-elements": (lambda: Written(lambda none, w, x: x * w + none.sum(), rand(0), rand(8)), X),
+}
+
+
+def case(name: str) -> tuple[nn.Module, list[Tensor], list[Tensor]]:
+    """A layer, other weights for it, and the inputs of two micro-batches."""
+    torch.manual_seed(11)
+    make, x = LAYERS[name]
+    layer = make()
+    others = [torch.randn_like(one) for one in layer.parameters()]
+    more = torch.roll(x, 1, 0) if x.is_floating_point() else x.flip(0)
+    inputs = [one.clone().requires_grad_() if one.is_floating_point() else one for one in (x, more)]
+    return layer, others, inputs
+
+
+def gradients(inputs: list[Tensor], leaves: list[Parameter]) -> list[Tensor | None]:
+    given = [one for one in inputs if one.requires_grad]
+    found = [one.grad for one in (*leaves, *given)]
+    for one in (*leaves, *given):
+        one.grad = None
+    return found
+
+
+def plain(name: str) -> list[Tensor | None]:
+    """Two forwards, then their backwards after the weights were written over."""
+    layer, others, inputs = case(name)
+    outputs = [layer(one) for one in inputs]
+    leaves = list(layer.parameters())
+    for leaf, other in zip(leaves, others, strict=True):
+        leaf.data.copy_(other)
+    for output in outputs:
+        output.square().sum().backward()
+    return gradients(inputs, leaves)
+
+
+def swapped(name: str) -> list[Tensor | None]:
+    """The same by name; the forward's weights are spoilt, and nobody may notice."""
+    layer, others, inputs = case(name)
+    leaves, swapping, outputs = list(layer.parameters()), Swapping(), []
+    for one in inputs:
+        swapping.know([leaves])
+        with swapping.hooks():
+            outputs.append(layer(one))
+    reading = [Parameter(torch.empty_like(leaf)) for leaf in leaves]
+    for leaf, home, other in zip(leaves, reading, others, strict=True):
+        home.data.copy_(other)
+        leaf.data.fill_(torch.nan)
+    swapping.read([reading])
+    for output in outputs:
+        output.square().sum().backward()
+    return gradients(inputs, leaves)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_backward_reads_the_other_weights(name: str) -> None:
+    assert any(one is not None for one in plain(name))
+    torch.testing.assert_close(swapped(name), plain(name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_at_the_same_weights_it_is_an_ordinary_backward(name: str) -> None:
+    found = []
+    for swaps in (False, True):
+        layer, _, inputs = case(name)
+        leaves, swapping = list(layer.parameters()), Swapping()
+        swapping.know([leaves])
+        swapping.read([leaves])
+        for one in inputs:
+            if swaps:
+                with swapping.hooks():
+                    layer(one).square().sum().backward()
+            else:
+                layer(one).square().sum().backward()
+        found.append(gradients(inputs, leaves))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_what_is_computed_from_weights_is_that_of_the_forward() -> None:
+    """A parametrization's weight is an activation: the gradients between it and the input are of the forward's."""
+    torch.manual_seed(1)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    before = copy.deepcopy(layer)
+    leaves, swapping, x = list(layer.parameters()), Swapping(), X.clone().requires_grad_()
+    swapping.know([leaves])
+    with swapping.hooks():
+        output = layer(x)
+    reading = [Parameter(2 * one.detach()) for one in leaves]
+    for leaf in leaves:
+        leaf.data.fill_(torch.nan)
+    swapping.read([reading])
+    output.sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones_like(output) @ before.weight.detach())
+    bias, magnitude, _ = leaves
+    assert bias.grad is not None
+    assert magnitude.grad is not None
+    assert magnitude.grad.isfinite().all()
+
+
+def test_several_sets_of_parameters() -> None:
+    first, second, swapping = nn.Linear(8, 8), nn.Linear(8, 8), Swapping()
+    swapping.know([list(first.parameters()), list(second.parameters())])
+    x = X.clone().requires_grad_()
+    with swapping.hooks():
+        output = second(first(x))
+    others = [[Parameter(one * scale) for one in layer.parameters()] for scale, layer in ((2, first), (5, second))]
+    swapping.read(others)
+    output.sum().backward()
+    torch.testing.assert_close(x.grad, 10 * torch.ones_like(X) @ second.weight @ first.weight)
+
+
+def test_what_is_saved_is_counted_without_weights() -> None:
+    layer, saved, swapping = nn.Linear(8, 5, bias=False), set[tuple[int, int]](), Swapping()
+    swapping.know([list(layer.parameters())])
+    x = X.clone().requires_grad_()
+    with swapping.hooks(saved):
+        output = layer(x).exp()
+    assert saved == {(one.untyped_storage().data_ptr(), one.untyped_storage().nbytes()) for one in (x, output)}
+
+
+# Refusals
+
+
+def test_a_saved_activation_that_is_changed_in_place_is_refused() -> None:
+    layer, swapping = nn.Linear(8, 8), Swapping()
+    swapping.know([list(layer.parameters())])
+    swapping.read([list(layer.parameters())])
+    with swapping.hooks():
+        output = layer(X).exp()
+    output.detach().add_(1)
+    with pytest.raises(weft.WeftError, match=r"shape \(4, 6, 8\) was changed in place after the forward had saved it"):
+        output.sum().backward()
+
+
+def test_parameters_of_one_storage_are_refused() -> None:
+    both = torch.randn(2, 8)
+    with pytest.raises(weft.WeftError, match="two parameters are parts of one storage"):
+        Swapping().know([[Parameter(both[0]), Parameter(both[1])]])
+
+
+def test_a_parameter_that_is_laid_out_differently_is_refused() -> None:
+    part, swapping = Parameter(torch.randn(8, 9)[:, :3]), Swapping()
+    swapping.know([[part]])
+    with swapping.hooks():
+        output = (X.clone().requires_grad_() @ part).sum()
+    swapping.read([[Parameter(torch.empty_like(part))]])
+    with pytest.raises(weft.WeftError, match="is a part of a larger tensor"):
+        output.backward()  # type: ignore[no-untyped-call]
+
+
+# Memory
+
+
+def tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(one), Tensor) for one in gc.get_objects())
+
+
+def test_nothing_is_held_after_the_backward() -> None:
+    layer = nn.Sequential(case("encoder")[0], nn.Softmax(-1))  # which saves its own output
+    leaves, swapping = list(layer.parameters()), Swapping()
+    swapping.read([leaves])
+
+    def run(turns: int) -> list[weakref.ref[Tensor]]:
+        outputs = []
+        for _ in range(turns):
+            swapping.know([leaves])
+            x = X.clone().requires_grad_()
+            with swapping.hooks():
+                output = layer(x)
+            output.sum().backward()
+            outputs.append(weakref.ref(output))
+        return outputs
+
+    run(2)
+    before = tensors()
+    gc.disable()  # what goes, goes without its help
+    try:
+        assert not any(output() is not None for output in run(200))
+    finally:
+        gc.enable()
+    assert tensors() <= before
+    swapping.know([leaves])
+    with swapping.hooks():
+        dropped = weakref.ref(layer(X.clone().requires_grad_()))
+    assert dropped() is None  # a forward without a backward goes too
