@@ -550,3 +550,27 @@ def test_sparse_state_of_an_optimizer_is_counted() -> None:
     pipe.step(torch.tensor([1, 2, 1, 2]), torch.ones(4, 4))
     held = pipe.report().ranks[0]["bytes"]["optimizer"]
     assert 2 * (8 + 4 * 4) <= held <= 4 * (8 + 4 * 4)  # coalesced or not
+
+
+@pytest.mark.parametrize(("versions", "buffers"), [("exact", 1), ("published", 2)])
+@pytest.mark.parametrize("method", ["2bw", "wpipe"])
+def test_prediction_holds_buffers_instead_of_versions(method: str, versions: str, buffers: int) -> None:
+    """One buffer of each chunk that is late, two where the backward is at the same weights; and no more later."""
+    width, stages = 8, 2
+    pipe = weft.Pipeline(
+        [nn.Linear(width, width) for _ in range(4)],
+        loss_fn=functional.mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        schedule=method,
+        microbatches=4,
+        stages=stages,
+        predict={"versions": versions},
+    )
+    layer = 4 * (width * width + width)
+    late = {"2bw": [2, 0], "wpipe": [1, 1]}[method]  # layers of each rank that are one update late
+    for updates in (10, 30):
+        for _ in range(updates):
+            pipe.step(torch.randn(16, width), torch.randn(16, width))
+        for one, layers in zip(pipe.report().ranks, late, strict=True):
+            assert one["bytes"]["extra_versions"] == one["peak_bytes"]["extra_versions"] == 0
+            assert one["peak_bytes"]["buffers"] == buffers * layers * layer
