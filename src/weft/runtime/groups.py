@@ -105,8 +105,8 @@ def _norms(members: list[Member], sets: Sequence[Sequence[tuple[int, ...]]], pro
     if len(groups) > MOST_NORMS or alone:
         raise WeftError(
             f"clip_norm needs one norm over all chunks, and {schedule.name}'s chunks update at {len(groups)} different "
-            "delays, so it would have to wait; use 2bw, wpipe (a norm for each of its two groups) or a synchronous "
-            "schedule"
+            "delays, so it would have to wait; use 2bw (without prediction), wpipe (a norm for each of its two groups) "
+            "or a synchronous schedule"
         )
     # Tied weights count where they are read last of all, for before that their sum is not known.
     latest = {chunk: max(_delays(program, chunk)) for chunk in range(schedule.chunks)}
