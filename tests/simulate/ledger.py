@@ -139,7 +139,9 @@ def _predicts(schedule: Schedule, key: Key) -> bool:
 def _ahead(schedule: Schedule, key: Key) -> int:
     weights = schedule.weights
     many = weights.ahead if key.op == "F" or weights.backward == "forward" else weights.ahead_backward
-    return many if isinstance(many, int) else many[key.chunk]
+    chosen = many[key.chunk] if isinstance(many, tuple) else many
+    assert chosen is not None, "the ledger wants a policy whose steps are numbers"
+    return chosen
 
 
 def _predicted(schedule: Schedule, cost: Cost, places: dict[Key, int]) -> list[Life]:
