@@ -12,10 +12,11 @@ from pathlib import Path
 BEGIN, END = "<!-- table: written by run.py --write -->", "<!-- end of the table -->"
 
 
-def write(readme: Path, text: str) -> None:
-    """Put a text between the marks of a README."""
-    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+def write(readme: Path, text: str, *, name: str = "") -> None:
+    """Put a text between the marks of a README; one that has several tables names them."""
+    begin, end = (mark.replace("table", f"table {name}".strip(), 1) for mark in (BEGIN, END))
+    before, _, rest = readme.read_text(encoding="utf-8").partition(begin)
+    readme.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def environment(*packages: str) -> str:

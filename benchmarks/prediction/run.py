@@ -27,7 +27,6 @@ from benchmarks.runtime.run import BATCH, LAYERS, TOKENS, WIDTH, transformer
 from benchmarks.writing import environment, spread, write
 
 README = Path(__file__).parent / "README.md"
-DATA = Path(__file__).parents[2] / "../shared/data"
 EXACT, PUBLISHED = {"versions": "exact"}, {"versions": "published"}
 
 # Learning
@@ -96,11 +95,10 @@ def language_model(characters: int, seed: int) -> nn.Sequential:
     return nn.Sequential(Embed(characters), *layers, nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, characters)))
 
 
-def characters_of(folder: Path) -> tuple[str, Tensor]:
+def characters_of(folder: Path | None) -> tuple[str, Tensor]:
     """The text's name, and its characters as numbers from 0: tiny Shakespeare, or Python's own library."""
-    path = folder / "text/tinyshakespeare.txt"
-    if path.exists():
-        name, text = "tiny Shakespeare", path.read_bytes()
+    if folder is not None:
+        name, text = "tiny Shakespeare", (folder / "text/tinyshakespeare.txt").read_bytes()
     else:
         files = sorted(Path(os.__file__).parent.glob("*.py"))
         name, text = "Python's library", b"".join(file.read_bytes() for file in files)
@@ -295,33 +293,27 @@ def cost(rounds: int) -> tuple[list[str], list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=DATA, help="folder with text/tinyshakespeare.txt")
+    parser.add_argument("--data", type=Path, help="folder with text/tinyshakespeare.txt; else Python's own library")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the throughput")
     parser.add_argument("--part", choices=("learning", "cost"), help="only one part")
-    parser.add_argument("--write", action="store_true", help="put both tables into the README")
+    parser.add_argument("--write", action="store_true", help="put what was measured into the README")
     options = parser.parse_args()
-    if options.write and options.part:
-        parser.error("--write needs both parts")
     torch.set_num_threads(1)
-    lines: list[str] = []
+    tables: dict[str, list[str]] = {}
     missed: list[str] = []
     if options.part != "cost":
         name, text = characters_of(options.data)
-        lines += learning_table(learning(text))
-        lines += ["", f"{name}, {len(SEEDS)} seeds, {UPDATES} updates with AdamW, eight virtual ranks.", ""]
+        told = f"{name}, {len(SEEDS)} seeds, {UPDATES} updates with AdamW, eight virtual ranks; {environment('torch')}"
+        tables["learning"] = [*learning_table(learning(text)), "", told]
     if options.part != "learning":
         load = os.getloadavg()[0]
         table, missed = cost(options.rounds)
-        lines += [
-            *table,
-            "",
-            f"Throughput: {options.rounds} rounds; processes that wanted a core before: {load:.1f}.",
-            "",
-        ]
-    lines.append(environment("torch"))
-    print("\n".join(lines))
-    if options.write:
-        write(README, "\n".join(lines))
+        told = f"{options.rounds} rounds; processes that wanted a core before: {load:.1f}; {environment('torch')}"
+        tables["cost"] = [*table, "", told]
+    for name, lines in tables.items():
+        print("\n".join(lines), end="\n\n")
+        if options.write:
+            write(README, "\n".join(lines), name=name)
     for one in missed:
         print(f"missed: {one}", file=sys.stderr)
     return 1 if missed else 0

@@ -62,7 +62,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         help="N times the forwards ahead, to hide slow links (2bw, wpipe; default 1)",
     )
     parser.add_argument(
-        "--versions", metavar="WHICH", help="what predicts: published (default) or exact count of updates"
+        "--versions", metavar="WHICH", help="xpipe, spectrain, pipeoptim: published (default) or exact count"
     )
     parser.add_argument(
         "--predict",

@@ -65,6 +65,11 @@ def frozen() -> nn.Sequential:
     return layers().requires_grad_(False)
 
 
+def own_2bw(weights: weft.Weights) -> weft.Schedule:
+    order = weft.schedule("2bw", stages=2, microbatches=4)
+    return weft.Schedule(name="own", stages=2, microbatches=4, streams=order.streams, weights=weights)
+
+
 CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "microbatches 0": ({"microbatches": 0}, r"microbatches must be a whole number of 1 or more \(got 0\)"),
     "microbatches half": ({"microbatches": 2.5}, r"microbatches must be a whole number of 1 or more \(got 2\.5\)"),
@@ -98,6 +103,22 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "predict and bf16": (
         {"schedule": "wpipe", "predict": {"versions": "exact"}, "precision": "bf16"},
         r"autocast saves",
+    ),
+    "predict built without": (
+        {"schedule": weft.schedule("wpipe", stages=2, microbatches=4), "microbatches": None, "predict": {}},
+        r"this wpipe was built without prediction.*leave predict out, or build one",
+    ),
+    "predict built otherwise": (
+        {"schedule": weft.schedule("xpipe", stages=2, microbatches=4), "predict": {"versions": "exact"}},
+        r"its own count of versions \(schedule: published, predict: exact\)",
+    ),
+    "predict from an old version": (
+        {"schedule": own_2bw(weft.Weights(delay=1, ahead=1, bellwether=True))},
+        r"predicts from version 0 when version 1 is the newest.*use delay=None",
+    ),
+    "predict without a rule on one rank": (
+        {"schedule": "2bw", "predict": {}, "optimizer": lambda params: torch.optim.Rprop(params)},
+        r"Rprop has no linear rule",
     ),
     "telemetry": ({"telemetry": 0}, r"telemetry must be a whole number of 1 or more \(got 0\)"),
     "more stages than layers": (

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter, functional
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from weft.runtime.swapping import Swapping
@@ -282,3 +283,38 @@ def test_nothing_is_held_after_the_backward() -> None:
     with swapping.hooks():
         dropped = weakref.ref(layer(X.clone().requires_grad_()))
     assert dropped() is None  # a forward without a backward goes too
+
+
+class Again(nn.Module):
+    """A layer that computes itself again in its backward, at the weights that are installed then."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        return result
+
+
+@pytest.mark.parametrize("versions", ["published", "exact"])
+def test_a_layer_with_a_backward_of_its_own_trains_alike(versions: str) -> None:
+    states = []
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        pipe = weft.Pipeline(
+            [nn.Linear(4, 4), Again(reentrant=reentrant), Again(reentrant=reentrant)],
+            loss_fn=nn.functional.mse_loss,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+            schedule="xpipe",
+            microbatches=2,
+            stages=3,
+            predict={"versions": versions},
+        )
+        before = pipe.state_dict()
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(6):
+            pipe.step(torch.randn(8, 4, generator=generator), torch.randn(8, 4, generator=generator))
+        states.append(pipe.state_dict())
+        assert all(not torch.equal(before[name], value) for name, value in states[-1].items())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())

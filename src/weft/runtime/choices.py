@@ -13,11 +13,10 @@ from torch import nn
 
 from weft.errors import WeftError
 from weft.runtime.transport import Processes, Transport, Virtual
-from weft.schedule import Program, Schedule
+from weft.schedule import Program, Schedule, lower
 from weft.schedule import schedule as named_schedule
 from weft.schedule.catalog import METHODS, nearest
 from weft.schedule.core import check_sizes
-from weft.schedule.weights import Weights
 
 
 def check_choices(
@@ -80,11 +79,18 @@ def prediction_for(predict: Mapping[str, Any] | None) -> dict[str, str]:
     return chosen
 
 
-def predicting(schedule: str | Schedule, predict: Mapping[str, str] | None) -> dict[str, str]:
+def schedule_option(schedule: str | Schedule, predict: Mapping[str, str] | None) -> dict[str, str]:
     """The option that a schedule by name takes from `predict=`; a refusal where there is nothing to predict."""
     if predict is None:
         return {}
     if isinstance(schedule, Schedule):
+        named = METHODS.get(schedule.name)
+        always = named is not None and "versions" in named.options
+        if not (always or "predict" in schedule.options or lower(schedule).ahead.any()):
+            raise WeftError(
+                f"this {schedule.name} was built without prediction, so there is nothing to choose; leave predict out, "
+                'or build one that predicts, such as weft.schedule("wpipe", ..., predict="exact")'
+            )
         made = schedule.options.get("versions", schedule.options.get("predict", "published"))
         if predict.get("versions", made) != made:
             raise WeftError(
@@ -111,7 +117,7 @@ def schedule_for(
     predict: Mapping[str, str] | None = None,
 ) -> Schedule:
     """The schedule that a pipeline runs, for as many stages as there are ranks."""
-    options = predicting(schedule, predict)
+    options = schedule_option(schedule, predict)
     check_sizes(replicas=replicas)
     if dist.is_available() and dist.is_initialized():
         world = dist.get_world_size()
@@ -145,11 +151,9 @@ def schedule_for(
     return named_schedule(schedule, stages=there, microbatches=microbatches, **options)
 
 
-def check_weights(program: Program, *, predict: Any, recompute: Sequence[bool], precision: str | None) -> None:
+def check_weights(program: Program, *, recompute: Sequence[bool], precision: str | None) -> None:
     """Refuse what does not go with the weights that a schedule reads."""
     schedule = program.schedule
-    if predict is not None and isinstance(schedule, Schedule) and schedule.weights == Weights():
-        raise WeftError(f"{schedule.name} is synchronous: it meets no other weights than it reads; leave predict out")
     if schedule.weights.backward == "forward":
         return
     does = f"{schedule.name} runs backwards at other weights than their forwards"

@@ -188,6 +188,8 @@ class Chunk:
         roots, gradients = self._roots(flight, gradients)
         if roots:
             torch.autograd.backward(roots, gradients)
+        if weights is not None:
+            _move_gradients(weights, flight.weights)
         return [leaf.grad for leaf in flight.inputs]
 
     def backward_inputs(
@@ -212,14 +214,14 @@ class Chunk:
         """Let gradients be collected where the forward's weights were, and computed with those of the backward."""
         for one, leaves in zip(self.sets, flight.weights, strict=True):
             one.collect(leaves)
+        for one, leaves in zip(self.sets, weights or flight.weights, strict=True):
+            one.install(leaves)  # for what computes again in its backward, by weft's choice or the model's own
         if self._swapping is not None:
             self._swapping.read(weights or flight.weights)
 
     def _prepare(self, flight: Flight, weights: list[Leaves] | None) -> list[Parameter]:
         """Let the graph be there, and all that a backward needs; the leaves of the graph."""
         self._read_back(flight, weights)
-        for one, leaves in zip(self.sets, weights or flight.weights, strict=True):
-            one.install(leaves)  # for what computes again in its backward, by weft's choice or the model's own
         if self.recompute:
             with self._buffers_of(flight):
                 output = self._run(flight)
@@ -277,6 +279,14 @@ class Chunk:
         others = {_storage(tensor)[0] for tensor in (*tensors, *inputs)}
         own = {tensor.data_ptr(): tensor.nbytes for tensor in inputs}
         return sum(own.values()) + sum(nbytes for address, nbytes in storages if address not in others)
+
+
+def _move_gradients(found: list[Leaves], to: list[Leaves]) -> None:
+    """A layer that has a backward of its own (a reentrant checkpoint) leaves gradients at the weights installed."""
+    for leaf, home in ((leaf, home) for some in zip(found, to, strict=True) for leaf, home in zip(*some, strict=True)):
+        if leaf is not home and leaf.grad is not None:
+            home.grad = leaf.grad if home.grad is None else home.grad + leaf.grad
+            leaf.grad = None
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:

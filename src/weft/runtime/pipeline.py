@@ -85,16 +85,16 @@ class Pipeline:
         )
         if telemetry is not None:
             check_sizes(telemetry=telemetry)
-        predicting = choices.prediction_for(predict)
+        chosen = choices.prediction_for(predict)
         self.replicas = replicas
         self.schedule = choices.schedule_for(
-            schedule, stages, microbatches, replicas, None if predict is None else predicting
+            schedule, stages, microbatches, replicas, None if predict is None else chosen
         )
         self._program = lower(self.schedule)
         slots = verify_program(self._program).slots + 1  # one more, so that a sender need not wait for the reader
         whole = model_of(model, cut=cut, example=example)
         recomputed = choices.each_chunk(recompute, self.schedule.chunks)
-        choices.check_weights(self._program, predict=predict, recompute=recomputed, precision=precision)
+        choices.check_weights(self._program, recompute=recomputed, precision=precision)
         cure = cure_for(cure, self._program)
         device_here = choices.device_for(device)
         self._transport = choices.transport_for(self.schedule, slots=slots, deadline=deadline, device=device_here)
@@ -109,7 +109,7 @@ class Pipeline:
             "precision": precision,
             "nan": nan,
             "seed": seed,
-            "predict": predicting,
+            "predict": chosen,
             "cure": repr(cure),
         }
         agreement.check(self._transport.everyone({"settings": settings, "model": agreement.fingerprint(whole.state)}))
@@ -123,9 +123,11 @@ class Pipeline:
             precision=torch.bfloat16 if precision == "bf16" else None,
             device=device_here,
         )
-        how_to_predict = Choice(
-            bias=predicting.get("bias", "adam"), extrapolation=predicting.get("extrapolation", "linear")
-        )
+        how_to_predict = None
+        if self._program.predicts.any():
+            how_to_predict = Choice(
+                bias=chosen.get("bias", "adam"), extrapolation=chosen.get("extrapolation", "linear")
+            )
         here = choices.local_chunks(self.schedule, replicas)
         self._built: dict[tuple[int, int], Built] = {
             (replica, chunk): build(

@@ -39,6 +39,12 @@ class Choice:
     extrapolation: str = "linear"  # or "decayed"
 
 
+def check_rule(optimizer: Optimizer | None, choice: Choice) -> None:
+    """Refuse an optimizer without the rule that is asked for."""
+    if optimizer is not None and choice.extrapolation == "linear":
+        rule_of(optimizer)
+
+
 class Predictor:
     """Predicts the parameters of one optimizer."""
 

@@ -88,7 +88,7 @@ def rule_of(optimizer: Optimizer) -> Rule:
     return RULES[type(optimizer)]
 
 
-def _decayed(given: Given) -> Tensor:
+def _with_decay(given: Given) -> Tensor:
     """The last gradient, with the part that a coupled decay of the newest weights adds to it."""
     assert given.gradient is not None
     decay = given.group["weight_decay"]
@@ -100,9 +100,9 @@ def sgd(given: Given) -> Tensor:
     """The momentum buffer; Nesterov looks one gradient further; without momentum, the last gradient."""
     group = given.group
     if group["momentum"] == 0:
-        return _decayed(given)
+        return _with_decay(given)
     buffer: Tensor = given.state["momentum_buffer"]
-    return _decayed(given).add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+    return _with_decay(given).add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
 
 
 @linear_rule(Adam, AdamW, NAdam)
@@ -151,7 +151,7 @@ def adagrad(given: Given) -> Ratio:
     """The last gradient over the root of the sum of all squares, at the rate to which `lr_decay` brings the next."""
     group = given.group
     slower = 1 / (1 + given.step * group["lr_decay"])
-    return _over_root(_decayed(given), given.state["sum"], eps=group["eps"], factor=slower)
+    return _over_root(_with_decay(given), given.state["sum"], eps=group["eps"], factor=slower)
 
 
 @linear_rule(RMSprop, gradient=lambda group: group["momentum"] == 0)
@@ -164,7 +164,7 @@ def rmsprop(given: Given) -> Tensor | Ratio:
     squares: Tensor = state["square_avg"]
     if group["centered"]:
         squares = squares.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
-    return _over_root(_decayed(given), squares, eps=group["eps"])
+    return _over_root(_with_decay(given), squares, eps=group["eps"])
 
 
 def _muon(given: Given) -> Tensor:

@@ -19,7 +19,7 @@ from weft.runtime.chunk import Chunk, How
 from weft.runtime.cures.base import Cure, lateness
 from weft.runtime.layers import Model, tensors_of
 from weft.runtime.parameters import OptimizerMaker, ParameterSet, Place
-from weft.runtime.prediction import Choice, SchedulerMaker
+from weft.runtime.prediction import Choice, SchedulerMaker, check_rule
 from weft.schedule import Op, Program
 from weft.schedule.lower import shared_weights
 
@@ -169,6 +169,8 @@ def build(
                 delay=lateness(plan.programs[holders], number),
             )
         )
+        if predicts is not None:  # every rank refuses an optimizer, also one that predicts nothing itself
+            check_rule(chunk.sets[-1].optimizer, predicts)
     return Built(chunk=chunk, holders=sorted(sets), state=state)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from weft.errors import WeftError
 from weft.schedule.actions import B, F, alternate
 from weft.schedule.core import Schedule, check_sizes
-from weft.schedule.weights import Versions, Weights, check_versions, predicting
+from weft.schedule.weights import Versions, Weights, check_versions, predicting_weights
 
 
 def pipedream(stages: int, microbatches: int, *, vertical_sync: bool = False) -> Schedule:
@@ -56,7 +56,7 @@ def two_buffered(stages: int, microbatches: int, *, warmup: int = 1, predict: Ve
     options: dict[str, object] = {"warmup": warmup} if warmup != 1 else {}
     weights = Weights(delay=1)
     if predict is not None:
-        weights, options["predict"] = predicting(predict), predict
+        weights, options["predict"] = predicting_weights(predict), predict
     return _order("2bw", stages, microbatches, weights=weights, warmup=warmup, options=options)
 
 

@@ -252,6 +252,12 @@ class _Run:
             self.fail("versions exist", problem, rank)
         if step.version not in chunk.alive:
             self.fail("versions live", f"{step.action} reads version {step.version}, which is dead", rank)
+        if step.predicts and step.version != chunk.updates:
+            problem = (
+                f"{step.action} predicts from version {step.version} when version {chunk.updates} is the newest "
+                "(a prediction goes by the optimizer's state, which is that of the newest; use delay=None)"
+            )
+            self.fail("predictions", problem, rank)
         chunk.last_read[step.version] = self.exchange.at[rank]
         if step.dies:
             self._let_go(rank, step.version, chunk)

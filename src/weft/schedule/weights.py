@@ -61,7 +61,7 @@ class Weights:
                 )
 
 
-def predicting(versions: object) -> Weights:
+def predicting_weights(versions: object) -> Weights:
     """What prediction adds to an order that has none: every chunk reads what its own update will meet.
 
     A mini-batch's first micro-batch predicts, from the newest version, as many updates ahead as lie between. The

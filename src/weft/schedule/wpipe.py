@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.schedule.actions import B, F, Rows, alternate
 from weft.schedule.core import Schedule, check_sizes, check_work
 from weft.schedule.interleaved import multiples
-from weft.schedule.weights import Versions, Weights, predicting
+from weft.schedule.weights import Versions, Weights, predicting_weights
 
 
 def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions | None = None) -> Schedule:
@@ -51,7 +51,7 @@ def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions 
         microbatches=microbatches,
         placement=(chunk % stages for chunk in range(2 * stages)),
         streams=map(stream, range(stages)),
-        weights=Weights(delay=(1,) * stages + (0,) * stages) if predict is None else predicting(predict),
+        weights=Weights(delay=(1,) * stages + (0,) * stages) if predict is None else predicting_weights(predict),
         options=({"warmup": warmup} if warmup != 1 else {}) | ({"predict": predict} if predict is not None else {}),
     )
 
