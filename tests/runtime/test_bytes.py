@@ -29,14 +29,6 @@ ROWS = 40
 STEPS = 8
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def garbage() -> Iterator[None]:
     yield

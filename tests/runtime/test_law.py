@@ -4,7 +4,6 @@ Virtual ranks here, the same table with real processes in `test_law_processes.py
 in the oracle's order; where it can't (a norm over chunks, a mean over replicas), to 1e-6 of the largest weight.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
@@ -54,15 +53,6 @@ VARIANTS: list[dict[str, Any]] = [
     {"method": "interleaved", "stages": 2, "microbatches": 4, "options": (("chunks", 4),)},
     {"method": "interleaved", "stages": 4, "microbatches": 4, "options": (("chunks", 1),)},
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels that share their work among threads may add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def check(case: Case, *, within: float = 0.0) -> None:

@@ -6,7 +6,7 @@ replicas), to 1e-6 of the largest weight. Then what this equality is worth, and 
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, combinations, product
@@ -236,15 +236,6 @@ def apart(one: Run, other: Run) -> float:
 
 def check(case: Case, *, within: float = 0.0) -> None:
     check_run(train(case), case, within=within)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels that share their work among threads may add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # the table

@@ -3,11 +3,9 @@
 Starting ranks costs seconds and a case milliseconds, so one launch runs all cases of its size, one after the other.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tests.runtime.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, Run, check_law, train_all
 
 import weft
@@ -55,15 +53,6 @@ def launched(request: pytest.FixtureRequest) -> list[tuple[Case, list[Run]]]:
         patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
         by_rank = weft.launch(train_all, mine, ranks=request.param)
     return list(zip(mine, map(list, zip(*by_rank, strict=True)), strict=True))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels that share their work among threads may add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

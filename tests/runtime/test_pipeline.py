@@ -8,7 +8,7 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,6 @@ from weft.runtime.cut import cut_layers
 WIDTH = 16  # rows of 16 floats fill a cache line, so kernels add a slice as they add a copy
 ROWS = 16
 Batch = tuple[Any, Any]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels that share their work among threads may add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sgd(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -315,15 +315,6 @@ def cases_for(ranks: int) -> list[Case]:
     """All of them on two ranks; on four, the schedules, whose links form a longer chain or ring, and a few more."""
     few = [case for case in CASES[7:] if str(case) in FEW]
     return CASES if ranks == 2 else [*CASES[:7], *few]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels that share their work among threads may add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

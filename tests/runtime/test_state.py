@@ -1,7 +1,7 @@
 """The state of a pipeline is the plain model's: its names, its tensors, tied ones tied; and it can be given back."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,6 @@ from weft.runtime.parameters import ParameterSet
 
 SCHEDULES = [*SYNCHRONOUS, *ASYNCHRONOUS]
 State = dict[str, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels that share their work among threads may add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sgd(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

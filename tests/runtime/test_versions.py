@@ -7,7 +7,7 @@ about the gradient. The same done the easy way (`param.data = …`) is tried too
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,15 +23,6 @@ from weft.runtime.versions import Versions
 from weft.schedule import Op, lower
 
 SIZE = 4 * 6  # bytes of the one parameter below
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels that share their work among threads may add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # Versions alone
