@@ -171,9 +171,13 @@ def train(case: Case) -> Run:
         clip_norm=case.clip_norm,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
     )
+    return feed(pipe, batches(case.model, case.updates), case.flushes)
+
+
+def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple[int, ...]) -> Run:
     results = []
-    for t, (inputs, targets) in enumerate(batches(case.model, case.updates)):
-        if t in case.flushes:
+    for t, (inputs, targets) in enumerate(given):
+        if t in flushes:
             pipe.flush()
         results.append(pipe.step(inputs, targets))
     results.append(pipe.flush())

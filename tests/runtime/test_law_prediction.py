@@ -165,13 +165,7 @@ def train(case: Case) -> Run:
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         predict={"versions": case.versions, "bias": case.bias, "extrapolation": case.extrapolation},
     )
-    results = []
-    for t, (inputs, targets) in enumerate(mini_batches(case)):
-        if t in case.flushes:
-            pipe.flush()
-        results.append(pipe.step(inputs, targets))
-    results.append(pipe.flush())
-    return Run(state=pipe.state_dict(), losses=[(result.minibatch, result.loss) for result in results])
+    return models.feed(pipe, mini_batches(case), case.flushes)
 
 
 def train_all(cases: list[Case]) -> list[Run]:

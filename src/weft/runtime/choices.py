@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from weft.errors import WeftError
+from weft.runtime.prediction import Choice
 from weft.runtime.transport import Processes, Transport, Virtual
 from weft.schedule import Program, Schedule, lower
 from weft.schedule import schedule as named_schedule
@@ -20,7 +21,15 @@ from weft.schedule.core import check_sizes
 
 
 def check_choices(
-    *, loss_fn: Any, optimizer: Any, precision: Any, nan: Any, clip_norm: Any, deadline: Any, seed: Any
+    *,
+    loss_fn: Any,
+    optimizer: Any,
+    precision: Any,
+    nan: Any,
+    clip_norm: Any,
+    deadline: Any,
+    seed: Any,
+    telemetry: Any,
 ) -> None:
     """Refuse settings that can't be."""
     if not callable(loss_fn):
@@ -42,6 +51,8 @@ def check_choices(
         raise WeftError(f"deadline is a number of seconds above 0 (got {deadline!r})")
     if type(seed) is not int:
         raise WeftError(f"seed is a whole number (got {seed!r})")
+    if telemetry is not None:
+        check_sizes(telemetry=telemetry)
 
 
 def _is_number(value: Any) -> bool:
@@ -77,6 +88,13 @@ def prediction_for(predict: Mapping[str, Any] | None) -> dict[str, str]:
         if value not in PREDICT[name]:
             raise WeftError(f"predict's {name} is {' or '.join(map(repr, PREDICT[name]))} (got {value!r})")
     return chosen
+
+
+def choice_of(program: Program, chosen: Mapping[str, str]) -> Choice | None:
+    """How the weights of a pipeline are predicted, if they are."""
+    if not program.predicts.any():
+        return None
+    return Choice(**{name: chosen[name] for name in ("bias", "extrapolation") if name in chosen})
 
 
 def schedule_option(schedule: str | Schedule, predict: Mapping[str, str] | None) -> dict[str, str]:

@@ -21,7 +21,7 @@ from weft.runtime.groups import settler_for
 from weft.runtime.layers import model_of
 from weft.runtime.nest import batch_size, over, pieces
 from weft.runtime.parameters import OptimizerMaker
-from weft.runtime.prediction import Choice, SchedulerMaker
+from weft.runtime.prediction import SchedulerMaker
 from weft.runtime.randomness import Seeds
 from weft.runtime.report import Report, measured_timeline, packed
 from weft.runtime.settlement import Settler
@@ -82,9 +82,8 @@ class Pipeline:
             clip_norm=clip_norm,
             deadline=deadline,
             seed=seed,
+            telemetry=telemetry,
         )
-        if telemetry is not None:
-            check_sizes(telemetry=telemetry)
         chosen = choices.prediction_for(predict)
         self.replicas = replicas
         self.schedule = choices.schedule_for(
@@ -123,11 +122,6 @@ class Pipeline:
             precision=torch.bfloat16 if precision == "bf16" else None,
             device=device_here,
         )
-        how_to_predict = None
-        if self._program.predicts.any():
-            how_to_predict = Choice(
-                bias=chosen.get("bias", "adam"), extrapolation=chosen.get("extrapolation", "linear")
-            )
         here = choices.local_chunks(self.schedule, replicas)
         self._built: dict[tuple[int, int], Built] = {
             (replica, chunk): build(
@@ -138,7 +132,7 @@ class Pipeline:
                 recompute=recomputed[chunk],
                 optimizer=optimizer,
                 lr_scheduler=lr_scheduler,
-                predicts=how_to_predict,
+                predicts=choices.choice_of(self._program, chosen),
                 cure=cure,
             )
             for (replica, chunk), layers in zip(here, own_layers(self._plan, [chunk for _, chunk in here]), strict=True)
