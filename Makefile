@@ -4,8 +4,8 @@ BIN := .venv/bin
 
 .PHONY: train test format golden pictures clean help
 
-train: .venv/ready ## the main job: a small language model on two ranks under WPipe
-	$(BIN)/python examples/train.py
+train: .venv/ready ## the main job: a small GPT on Python's own sources, WPipe, a rank for each core; two minutes
+	$(BIN)/weft train
 
 test: .venv/ready ## lint, types, tests
 	$(BIN)/ruff check .

@@ -15,19 +15,19 @@ from weft import __version__
 from weft import draw as pictures
 from weft import simulate as run_simulation
 from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, number, schedule_of, whole
-from weft.errors import WeftError
-from weft.output import write_text
+from weft.errors import RunError, WeftError
+from weft.output import ROWS, print_table, write_text
 from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
 from weft.schedule.core import count
 from weft.simulate import CATEGORIES, Cost, timeline
 
-MISTAKE = 2  # exit code for a user's mistake
+BROKEN = 1  # exit code for a run that broke
+MISTAKE = 2  # for a user's mistake
 INTERRUPTED = 130
-ROWS = 16  # lines of a table that a terminal shows; --json has all
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; the exit code is 0, or 2 for a user's mistake, which is told in one clear line."""
+    """Run a command line; the exit code is 0, 1 for a run that broke, 2 for a mistake, told in one clear line."""
     try:
         parsed = _parser().parse_args(arguments)
         parsed.run(parsed)
@@ -40,9 +40,15 @@ def main(arguments: list[str] | None = None) -> int:
     except MemoryError:
         print("weft: this takes more memory than there is; use fewer stages or micro-batches", file=sys.stderr)
         return MISTAKE
+    except RunError as problem:
+        print(f"weft: {problem}", file=sys.stderr)
+        return BROKEN
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as problem:  # of the standard output: files have errors of their own
+    except OSError as problem:
+        if problem.filename is not None:
+            print(f"weft: {problem.filename}: {problem.strerror}", file=sys.stderr)
+            return BROKEN
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(problem, BrokenPipeError):  # whoever read it has read enough
             return 0
@@ -78,7 +84,7 @@ def schedules(arguments: argparse.Namespace) -> None:
         )
         for name, method in METHODS.items()
     ]
-    _print_table(("schedule", "", "micro-batches", "forward; backward at", "options", ""), rows)
+    print_table(("schedule", "", "micro-batches", "forward; backward at", "options", ""), rows)
 
 
 def draw(arguments: argparse.Namespace) -> None:
@@ -128,10 +134,10 @@ def simulate(arguments: argparse.Namespace) -> None:
         _print_json(figures)
         return
     print(schedule.title)
-    _print_table(("", ""), list(_headline(figures).items()))
+    print_table(("", ""), list(_headline(figures).items()))
     ranks = zip(figures["in_flight"], figures["bubbles"], figures["memory"], strict=True)
     print("\npeak a rank: micro-batches in flight (in whole stages), then memory by category")
-    _print_table(
+    print_table(
         ("rank", "bubble", "in flight", *(name.replace("_", " ") for name in CATEGORIES), "total"),
         [
             (rank, f"{bubble:.1%}", f"{held:g}", *(_amount(memory[name]) for name in (*CATEGORIES, "total")))
@@ -140,7 +146,7 @@ def simulate(arguments: argparse.Namespace) -> None:
     )
     print("\nweights a chunk: versions held, updates late, updates predicted ahead")
     per_chunk = zip(schedule.placement, figures["versions"], figures["delay"], figures["ahead"], strict=True)
-    _print_table(("chunk", "rank", "versions", "delay", "ahead"), [(k, *row) for k, row in enumerate(per_chunk)])
+    print_table(("chunk", "rank", "versions", "delay", "ahead"), [(k, *row) for k, row in enumerate(per_chunk)])
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -166,12 +172,33 @@ def check(arguments: argparse.Namespace) -> None:
         return
     window = count(verdict.minibatches, "mini-batch")
     print(f"{schedule.title}: every rule holds ({verdict.actions} actions of {window} run)")
-    _print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
+    print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
     if "law" not in verdict.rules:
         print("law: no law is known for this schedule; its versions exist, live and die as they should")
     in_flight = [f"{held:g}" for held in verdict.in_flight[:ROWS]] + ["…"] * (schedule.stages > ROWS)
     print(f"micro-batches in flight, by rank: {', '.join(in_flight)}")
     print(f"a link has to hold {verdict.slots} unread message{'s' if verdict.slots > 1 else ''}")
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Train a job: the built-in one, that of a file, or a run that goes on."""
+    from weft.train.command import train as run
+
+    run(arguments)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Train a job under several schedules, and set them side by side."""
+    from weft.train.command import compare as run
+
+    run(arguments)
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Write a run's model as one file that plain PyTorch loads."""
+    from weft.train.command import export as run
+
+    run(arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +233,42 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in-flight", type=number, metavar="X", help="micro-batches a rank may hold, in stages")
 
 
+def _job_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", nargs="?", metavar="JOB.toml", help="the job; all that it leaves out has a default")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="sets", metavar="KEY=VALUE", help="such as schedule.name=xpipe"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
+    parser.add_argument("--max-restarts", type=whole, default=0, metavar="N", help="go on when a rank dies, N times")
+    add_json(parser)
+
+
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    _job_arguments(parser)
+    parser.add_argument("--print-config", action="store_true", help="print the whole job as TOML, and do nothing else")
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run, from its latest checkpoint")
+    parser.add_argument("--checkpoint", metavar="WHICH", help="of --resume: latest, previous, best or a name")
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    _job_arguments(parser)
+    parser.add_argument("--schedules", default="1f1b,2bw,wpipe,xpipe", metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--seeds", type=whole, default=1, metavar="N", help="runs of each, from train.seed on")
+    parser.add_argument("--target", type=number, metavar="X", help="time to this metric (default: one that all reach)")
+    parser.add_argument("--resume", metavar="FOLDER", help="go on with a comparison; finished runs are kept")
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN", help="a run's folder, or its name in runs/")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="where to (default: RUN/export)")
+    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, previous, best or a name")
+    add_json(parser)
+
+
 COMMANDS: dict[str, Command] = {
+    "train": Command(run=train, arguments=_train_arguments),
+    "compare": Command(run=compare, arguments=_compare_arguments),
+    "export": Command(run=export, arguments=_export_arguments),
     "schedules": Command(run=schedules, arguments=add_json),
     "draw": Command(run=draw, arguments=_draw_arguments),
     "simulate": Command(run=simulate, arguments=_simulate_arguments),
@@ -217,8 +279,8 @@ COMMANDS: dict[str, Command] = {
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="weft",
-        description="Asynchronous pipeline-parallel training: draw, simulate and check its schedules.",
-        epilog="Try: weft draw wpipe --stages 4 --microbatches 4",
+        description="Asynchronous pipeline-parallel training; schedules drawn, simulated and checked.",
+        epilog="Try: weft train, or weft draw wpipe --stages 4 --microbatches 4",
     )
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -264,12 +326,3 @@ def _amount(value: float) -> str:
 
 def _print_json(data: object) -> None:
     print(json.dumps(data, indent=2, allow_nan=False))
-
-
-def _print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Columns as wide as their longest cell; the middle of a long table is left out."""
-    shown = rows if len(rows) <= ROWS else [*rows[: ROWS - 2], ("…",) + ("",) * (len(head) - 1), rows[-1]]
-    table = [tuple(str(cell) for cell in row) for row in ([head] if any(head) else []) + shown]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

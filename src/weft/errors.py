@@ -30,7 +30,9 @@ class ScheduleError(WeftError):
 
 
 class RunError(RuntimeError):
-    """A run that broke."""
+    """A run that broke; `mistake` is the message of the WeftError that it broke of, where it was one."""
+
+    mistake: str | None = None
 
 
 class PeerError(RunError):

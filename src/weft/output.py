@@ -1,11 +1,14 @@
-"""Files that are either whole or not there."""
+"""What goes out: files that are either whole or not there, and tables for a terminal."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from weft.errors import WeftError
+
+ROWS = 16  # lines of a table that a terminal shows; --json has all
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -22,3 +25,12 @@ def write_text(path: str | Path, text: str) -> None:
         raise WeftError(f"{path} can't be written: {problem.strerror}; name a file in a folder that exists") from None
     finally:
         beside.unlink(missing_ok=True)
+
+
+def print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    """Columns as wide as their longest cell; the middle of a long table is left out."""
+    shown = rows if len(rows) <= ROWS else [*rows[: ROWS - 2], ("…",) + ("",) * (len(head) - 1), rows[-1]]
+    table = [tuple(str(cell) for cell in row) for row in ([head] if any(head) else []) + shown]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

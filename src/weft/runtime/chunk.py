@@ -157,15 +157,22 @@ class Chunk:
 
     def _run(self, flight: Flight) -> Any:
         """All layers one after the other; in the last chunk, the loss too."""
+        value = self._layers_of(flight)
+        return self._loss(value, flight) if self.last else value
+
+    def _layers_of(self, flight: Flight) -> Any:
         how, place = self.how, (self.how.seed, flight.minibatch, flight.microbatch)
         value = over(torch.clone, flight.given) if self._copies_input else flight.given
         with how.autocast():
             for number, layer in enumerate(self.layers, self.first_layer):
                 how.seeds.set(mix(*place, number))
                 value = call(layer, value)
-            if not self.last:
-                return value
-            how.seeds.set(mix(*place, how.layers))
+        return value
+
+    def _loss(self, value: Any, flight: Flight) -> Tensor:
+        how = self.how
+        with how.autocast():
+            how.seeds.set(mix(how.seed, flight.minibatch, flight.microbatch, how.layers))
             loss = how.loss_fn(value, flight.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -173,9 +180,15 @@ class Chunk:
         return loss
 
     @torch.no_grad()
-    def evaluate(self, given: Any, target: Any) -> Any:
-        """Forward only, at the newest weights; the loss in the last chunk."""
-        return self._run(Flight(minibatch=-1, microbatch=0, target=target, given=given))
+    def evaluate(self, given: Any) -> Any:
+        """Forward only, at the newest weights, without a loss."""
+        return self._layers_of(Flight(minibatch=-1, microbatch=0, target=None, given=given))
+
+    @torch.no_grad()
+    def judge(self, output: Any, target: Any, metrics: Sequence[LossFunction]) -> list[float]:
+        """The loss of an output, and what some metrics say of it."""
+        flight = Flight(minibatch=-1, microbatch=0, target=target, given=None)
+        return [self._loss(output, flight).item(), *(float(metric(output, target)) for metric in metrics)]
 
     # Backward
 

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from weft.errors import RunError, WeftError
 from weft.runtime import stacks
-from weft.runtime.rank import Failure, Job, choose_backend, here, in_words
+from weft.runtime.rank import GO, STOP, Failure, Job, choose_backend, here, in_words
 
 T = TypeVar("T")
 
@@ -63,6 +63,7 @@ def launch(
     threads: int | None = None,
     backend: str | None = None,
     timeout: float = 60.0,
+    stop: threading.Event | None = None,
 ) -> list[T]:
     """Run `fn(*args)` on every rank, inside a default process group, with RANK, WORLD_SIZE and LOCAL_RANK set.
 
@@ -78,6 +79,7 @@ def launch(
     When a rank fails or is killed, all ranks end at once, and RunError tells which one and why, with its traceback.
     `sys.exit()` in `fn` is a result of None, `sys.exit(1)` a failure. `timeout` is in seconds, for all ranks to start,
     import and meet; it does not limit `fn`. No rank outlives this process; what `fn` starts is its own to end.
+    When `stop` is set, every rank's `weft.runtime.rank.here.stop` is: a wish, which `fn` may look at and follow.
     """
     _check(fn, ranks, threads, timeout)
     if here.loading:
@@ -96,7 +98,7 @@ def launch(
         threads = 1
     with _meeting_place() as (place, descriptors):
         job = Job(main=_main_module(), argv=sys.argv, place=place, ranks=ranks, threads=threads, backend=backend)
-        return _run(job, call, descriptors, timeout)
+        return _run(job, call, descriptors, timeout, stop or threading.Event())
 
 
 # --- before anything starts ---
@@ -231,7 +233,7 @@ class _Child:
         self.failure = Failure(rank=self.rank, cause=cause, when=time.monotonic())
 
 
-def _run(job: Job, call: bytes, descriptors: list[int], timeout: float) -> list[Any]:
+def _run(job: Job, call: bytes, descriptors: list[int], timeout: float, stop: threading.Event) -> list[Any]:
     """Start the ranks, wait for all results or the first failure, and leave no process behind."""
     children: list[_Child] = []
     shared = _environment(job)
@@ -240,7 +242,7 @@ def _run(job: Job, call: bytes, descriptors: list[int], timeout: float) -> list[
             for rank in range(job.ranks):
                 environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 children.append(_Child(rank, environment, descriptors, (pickle.dumps(job), call)))
-        _wait(children, timeout)
+        _wait(children, timeout, stop)
         _part(children, timeout)
         return [child.result for child in children]
     finally:
@@ -271,10 +273,10 @@ def _environment(job: Job) -> dict[str, str]:
     return environment
 
 
-def _wait(children: list[_Child], timeout: float) -> None:
+def _wait(children: list[_Child], timeout: float, stop: threading.Event) -> None:
     """Until every rank has reported its result; raises the cause of the first failure."""
     end = time.monotonic() + timeout
-    started = False
+    started = told = False
     while waiting := [child for child in children if not child.reported]:
         ready = multiprocessing.connection.wait([child.pipe for child in waiting], timeout=LOOK)
         for child in waiting:
@@ -289,9 +291,13 @@ def _wait(children: list[_Child], timeout: float) -> None:
         elif not started and all(child.stage in ("joined", "done") for child in children):
             started = True
             for child in children:
-                child.tell(b"go")
+                child.tell(GO)
         elif not started and time.monotonic() > end:
             raise _late(children, timeout)
+        if started and stop.is_set() and not told:
+            told = True
+            for child in children:
+                child.tell(STOP)
 
 
 def _late(children: list[_Child], timeout: float) -> RunError:

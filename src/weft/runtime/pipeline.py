@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from weft.errors import RunError, WeftError
-from weft.runtime import agreement, choices
+from weft.runtime import agreement, choices, saving
 from weft.runtime.balance import chunk_layers
-from weft.runtime.chunk import How, LossFunction
+from weft.runtime.chunk import Chunk, How, LossFunction
 from weft.runtime.cures.base import Cure, cure_for
 from weft.runtime.groups import settler_for
 from weft.runtime.layers import model_of
@@ -189,21 +190,66 @@ class Pipeline:
             self._fed = 0
         return self._result()
 
-    def evaluate(self, loader: Iterable[tuple[Any, Any]]) -> float:
-        """The mean loss over all samples of a loader: drains, then forwards only, without gradients."""
-        self.flush()
-        if self.replicas > 1:
-            self._share_buffers()
-        losses: list[tuple[float, int]] = []
+    @overload
+    def evaluate(self, loader: Iterable[tuple[Any, Any]]) -> float: ...
+
+    @overload
+    def evaluate(
+        self, loader: Iterable[tuple[Any, Any]], *, metrics: Mapping[str, LossFunction]
+    ) -> dict[str, float]: ...
+
+    def evaluate(
+        self, loader: Iterable[tuple[Any, Any]], *, metrics: Mapping[str, LossFunction] | None = None
+    ) -> float | dict[str, float]:
+        """The mean loss over all samples of a loader: drains, then forwards only, without gradients.
+
+        With `metrics`, functions of output and target that give a mean as the loss does (an accuracy, say), it is a
+        dict of all of them and the loss.
+        """
+        judges = dict(metrics or {})
+        sums = [0.0] * (len(judges) + 2)  # loss, metrics, samples
+
+        def judge(chunk: Chunk, number: int, output: Any, target: Any) -> None:
+            samples = batch_size(target, what="targets")
+            for place, value in enumerate(chunk.judge(output, target, list(judges.values()))):
+                sums[place] += value * samples
+            sums[-1] += samples
+
         with self._evaluating():
             for inputs, targets in loader:
                 self._feed(inputs, targets, even=False)
-                self._run(lambda worker: worker.evaluate(losses))
-        sums = [sum(loss * samples for loss, samples in losses), sum(samples for _, samples in losses)]
-        total, samples = (sum(one) for one in zip(*self._transport.everyone(sums), strict=True))
+                self._run(lambda worker: worker.evaluate(judge))
+        *totals, samples = (sum(one) for one in zip(*self._transport.everyone(sums), strict=True))
         if not samples:
             raise WeftError("evaluate needs at least one sample (got none from the loader)")
-        return float(total / samples)
+        means = {name: float(total / samples) for name, total in zip(("loss", *judges), totals, strict=True)}
+        return means["loss"] if metrics is None else means
+
+    def predict(self, inputs: Any = None) -> Tensor:
+        """The model's output for a batch of any size, on every rank: drains, then forwards only, without gradients.
+
+        Only ranks that hold the first chunk use the inputs.
+        """
+        outputs: dict[int, Tensor] = {}
+
+        def keep(chunk: Chunk, number: int, output: Any, target: Any) -> None:
+            if not isinstance(output, Tensor):
+                raise WeftError(f"predict is for models whose output is one tensor (got {type(output).__name__})")
+            outputs[number] = output.detach().cpu()
+
+        with self._evaluating():
+            self._feed(inputs, None, even=False, targeted=False)
+            self._run(lambda worker: worker.evaluate(keep))
+        mine = [[number, list(one.shape), str(one.dtype).removeprefix("torch.")] for number, one in outputs.items()]
+        last = self.schedule.placement[-1]
+        for number, shape, dtype in sorted(one for part in self._transport.everyone(mine) for one in part):
+            if number not in outputs:
+                outputs[number] = torch.empty(shape, dtype=getattr(torch, dtype))
+            rank = number // self.schedule.microbatches * self.schedule.stages + last
+            self._transport.spread(outputs[number], rank)
+        if not outputs:
+            raise WeftError("predict needs at least one sample (got none)")
+        return torch.cat([outputs[number] for number in sorted(outputs)])
 
     @torch.no_grad()
     def _share_buffers(self) -> None:
@@ -216,13 +262,13 @@ class Pipeline:
                     if chunk == homes[name]:
                         built.tensor(name).copy_(shared)
 
-    def _feed(self, inputs: Any, targets: Any, *, even: bool) -> None:
+    def _feed(self, inputs: Any, targets: Any, *, even: bool, targeted: bool = True) -> None:
         """Cut a batch into micro-batches, and give each rank what it needs of it."""
         self._check_whole()
         try:
             pieces_of = {
                 "inputs": self._pieces(inputs, 0, "inputs", even=even),
-                "targets": self._pieces(targets, self.schedule.chunks - 1, "targets", even=even),
+                "targets": self._pieces(targets, self.schedule.chunks - 1, "targets", even=even) if targeted else [],
             }
             if all(pieces_of.values()):
                 _check_pair(inputs, targets)
@@ -233,7 +279,7 @@ class Pipeline:
         m, first = self.schedule.microbatches, self.schedule.microbatches * self._fed if even else 0
         for worker in self._transport.workers:
             for what, chunk in (("inputs", 0), ("targets", self.schedule.chunks - 1)):
-                if chunk in worker.chunks:
+                if chunk in worker.chunks and pieces_of[what]:
                     mine = pieces_of[what][worker.replica * m :][:m]
                     getattr(worker, what).update(zip(range(first, first + m), mine, strict=True))
 
@@ -286,6 +332,10 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
+        """A drained pipeline, all of whose modules are in evaluation mode."""
+        self.flush()
+        if self.replicas > 1:
+            self._share_buffers()
         modules = [one for built in self._built.values() for layer in built.chunk.layers for one in layer.modules()]
         modes = [module.training for module in modules]
         for module in modules:
@@ -362,6 +412,34 @@ class Pipeline:
                 if name in known:
                     built.tensor(name).copy_(state[name])
 
+    def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
+        """Write all that this run goes on from into a new directory, with the caller's own `extra` (plain data).
+
+        Drains. Every rank calls it; rank 0's `extra` is the one that is kept.
+        """
+        self._check_whole()
+        self.flush()
+        if self.replicas > 1:
+            self._share_buffers()
+        about = self.schedule.about() | {"replicas": self.replicas, "seed": self._how.seed}
+        saving.save(path, self._plan, self._built, self._transport, about=about, extra=extra)
+
+    def load(self, path: str | os.PathLike[str]) -> Any:
+        """Go on from a checkpoint that any schedule has saved, on any ranks; returns its `extra`.
+
+        Drains. Every rank calls it. A checkpoint that is damaged, or of another model or optimizer, is refused before
+        anything has been changed.
+        """
+        self._check_whole()
+        self.flush()
+        install, extra = saving.prepare(path, self._plan, self._built, self._transport)
+        try:
+            install()
+        except BaseException as problem:
+            self._broken = f"a checkpoint was half loaded: {problem}"
+            raise
+        return extra
+
     # Figures
 
     def report(self) -> Report:
@@ -372,6 +450,10 @@ class Pipeline:
             mine.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()})
         ranks = [one for part in self._transport.everyone(mine) for one in part]
         return Report(schedule=self.schedule, replicas=self.replicas, ranks=tuple(ranks))
+
+    def meters(self) -> list[dict[str, Any]]:
+        """The figures so far of this process's own ranks: asks no other rank, and so never stalls."""
+        return [{"rank": worker.number} | worker.meter.as_dict() for worker in self._transport.workers]
 
     def reset_meters(self) -> None:
         """Count times and messages from now on."""

@@ -55,8 +55,14 @@ class Predictor:
         self._members = _members(optimizer)
         self._moved: dict[int, Tensor | None] = {}  # parameters that have had an update; a zero for sparse gradients
         self._gradients = _Gradients(self._rule)
-        if self._rule is not None and any(map(self._rule.gradient, optimizer.param_groups)):
-            optimizer.register_step_pre_hook(self._gradients)
+        self._listens = False
+        self._listen()
+
+    def _listen(self) -> None:
+        """Hear of gradients, where the rule needs them."""
+        if not self._listens and any(map(self._gradients.needed, self.optimizer.param_groups)):
+            self.optimizer.register_step_pre_hook(self._gradients)
+            self._listens = True
 
     @property
     def nbytes(self) -> int:
@@ -71,6 +77,34 @@ class Predictor:
                     self._moved[id(one)] = torch.zeros_like(one.grad) if one.grad.is_sparse else None
         if self._ahead is not None:
             self._ahead.updated()
+
+    def state(self, parameter: Parameter) -> dict[str, Any] | None:
+        """What it knows of a parameter, if that has had an update."""
+        if id(parameter) not in self._moved:
+            return None
+        zero, gradient = self._moved[id(parameter)], self._gradients.last.get(id(parameter))
+        return {"sparse": None if zero is None else zero.sparse_dim(), "gradient": gradient}
+
+    @torch.no_grad()
+    def resume(self, states: Sequence[tuple[Parameter, dict[str, Any] | None]], scheduler: LRScheduler | None) -> None:
+        """Go on from the states of all parameters, after the optimizer and its scheduler do.
+
+        A parameter whose last gradient is needed and not known counts as one that has had no update.
+        """
+        self._listen()
+        self._moved.clear()
+        self._gradients.last.clear()
+        needed = {
+            id(one) for group in self.optimizer.param_groups for one in group["params"] if self._gradients.needed(group)
+        }
+        for one, state in states:
+            if state is None or (id(one) in needed and state["gradient"] is None):
+                continue
+            self._moved[id(one)] = None if state["sparse"] is None else _sparse_zero(one, state["sparse"])
+            if id(one) in needed:
+                self._gradients.last[id(one)] = state["gradient"].to(one.device)
+        if self._ahead is not None and scheduler is not None:
+            self._ahead.resume(self.optimizer, scheduler)
 
     @torch.no_grad()
     def predict(self, live: Sequence[Parameter], into: Sequence[Parameter], ahead: int) -> None:
@@ -119,7 +153,7 @@ class Predictor:
     def _run(self, running: Sequence[int], homes: dict[int, Tensor], updates: list[Groups]) -> None:
         """Let an optimizer like the real one update some copies without gradients; it knows none of the originals."""
         copies = {number: Parameter(home) for number, home in homes.items()}  # over the same storage
-        ghost = _ghost(self.optimizer, copies)
+        ghost = ghost_of(self.optimizer, copies)
         devices = {home.device.index for home in homes.values() if home.is_cuda}
         with torch.random.fork_rng(devices=devices):
             for groups in updates:
@@ -155,10 +189,13 @@ class _Gradients:
         self._rule = rule
         self.last: dict[int, Tensor] = {}
 
+    def needed(self, group: Mapping[str, Any]) -> bool:
+        return self._rule is not None and self._rule.gradient(group)
+
     @torch.no_grad()
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:
-            if self._rule is not None and self._rule.gradient(group):
+            if self.needed(group):
                 for one in (one for one in group["params"] if one.grad is not None):
                     gradient = _real(one.grad.to_dense() if one.grad.is_sparse else one.grad)
                     if id(one) not in self.last:
@@ -170,7 +207,7 @@ class _Ahead:
     """The options of updates to come, from a scheduler of the same kind that is ahead of the real one."""
 
     def __init__(self, optimizer: Optimizer, lr_scheduler: SchedulerMaker) -> None:
-        self._scout = _ghost(optimizer, None)
+        self._scout = ghost_of(optimizer)
         for group in self._scout.param_groups:
             group["lr"] = copy.deepcopy(group.get("initial_lr", group["lr"]))  # as the real one found it
         self._scout._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns that no update was made
@@ -187,6 +224,13 @@ class _Ahead:
         self._reach(2)
         self._next.popleft()
 
+    def resume(self, optimizer: Optimizer, scheduler: LRScheduler) -> None:
+        """Go back to where the real one is."""
+        for group, real in zip(self._scout.param_groups, optimizer.param_groups, strict=True):
+            group |= {name: copy.deepcopy(value) for name, value in real.items() if name != "params"}
+        self._scheduler.load_state_dict(copy.deepcopy(scheduler.state_dict()))
+        self._next = deque([self._options()])
+
     def _reach(self, updates: int) -> None:
         while len(self._next) < updates:
             with contextlib.suppress(ValueError):  # one that has an end is not asked beyond it: the last rates stay
@@ -198,7 +242,7 @@ class _Ahead:
         return [{name: copy.deepcopy(one[name]) for name in SCHEDULED if name in one} for one in groups]
 
 
-def _ghost(optimizer: Optimizer, copies: Mapping[int, Parameter] | None) -> Optimizer:
+def ghost_of(optimizer: Optimizer, copies: Mapping[int, Parameter] | None = None) -> Optimizer:
     """An optimizer like this one for copies of some parameters, with all its state copied; or without any state.
 
     It has no hooks. What can't be copied (a lock, a process group) is shared.
@@ -223,6 +267,13 @@ def _step_alone(optimizer: Optimizer) -> None:
     if getattr(step, "hooked", False):
         step = step.__wrapped__
     step(optimizer)
+
+
+def _sparse_zero(parameter: Parameter, sparse_dim: int) -> Tensor:
+    """A sparse gradient of zero, as `zeros_like` makes it."""
+    indices = torch.empty(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
+    values = torch.empty(0, *parameter.shape[sparse_dim:], dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True).coalesce()
 
 
 def _real(tensor: Tensor) -> Tensor:

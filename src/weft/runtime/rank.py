@@ -16,12 +16,14 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from weft.errors import PeerError, RunError, WeftError
 from weft.runtime import stacks
+
+GO, STOP = b"go", b"stop"  # what a parent tells its ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +48,14 @@ class Failure:
     when: float
     details: str = ""
     is_input: bool = False  # a mistake of the caller, not of the run
+    mistake: str | None = None  # a WeftError that fn raised
 
     def error(self) -> Exception:
-        return WeftError(self.cause) if self.is_input else RunError(f"rank {self.rank} {self.cause}{self.details}")
+        if self.is_input:
+            return WeftError(self.cause)
+        error = RunError(f"rank {self.rank} {self.cause}{self.details}")
+        error.mistake = self.mistake
+        return error
 
 
 @dataclass
@@ -57,6 +64,7 @@ class _Here:
 
     inside: str = ""  # which rank
     loading: str = ""  # what it is importing, as long as it is
+    stop: threading.Event = field(default_factory=threading.Event)  # set when fn is asked to come to an end
 
 
 here = _Here()
@@ -101,8 +109,8 @@ def serve(descriptors: list[int]) -> None:
 def _watch(pipe: Connection, go: threading.Event) -> None:
     """Pass on the parent's word, and end this process when the parent has ended."""
     with contextlib.suppress(EOFError, OSError):
-        while pipe.recv_bytes():
-            go.set()
+        while word := pipe.recv_bytes():
+            (go if word == GO else here.stop).set()
     os._exit(1)
 
 
@@ -180,7 +188,9 @@ def _failure(rank: int, error: BaseException) -> Failure:
     while steps is not None and steps.tb_frame.f_code.co_filename == __file__:
         steps = steps.tb_next
     text = "".join(traceback.format_exception(type(error), error, steps)).rstrip()
-    return Failure(rank=rank, cause=cause, echo=_echo(error), when=now, details=f"\n\nrank {rank}: {text}")
+    mistake = str(error) if isinstance(error, WeftError) else None
+    details = f"\n\nrank {rank}: {text}"
+    return Failure(rank=rank, cause=cause, echo=_echo(error), when=now, details=details, mistake=mistake)
 
 
 def _echo(error: BaseException) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from weft.errors import PeerError, RunError
 from weft.runtime import stacks
+from weft.runtime.gather import gather_json
 from weft.runtime.links import Incoming, Lost, Outgoing
 from weft.runtime.messages import Message
 from weft.runtime.sums import AllReduce
@@ -216,15 +216,7 @@ class Processes:
         return True
 
     def everyone(self, data: Any) -> list[Any]:
-        text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._world)]
-        self._collective(lambda: dist.all_gather(sizes, torch.tensor([len(text)]), group=self._group))
-        longest = int(max(size.item() for size in sizes))
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(text)] = text
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self._world)]
-        self._collective(lambda: dist.all_gather(texts, padded, group=self._group))
-        return [json.loads(one[: int(size.item())].numpy().tobytes()) for one, size in zip(texts, sizes, strict=True)]
+        return gather_json(data, self._group, run=self._collective)
 
     def spread(self, tensor: Tensor, rank: int) -> None:
         host = tensor.cpu()

@@ -43,6 +43,7 @@ class Wait(NamedTuple):
 
 
 Waits: TypeAlias = Iterator[Wait]
+Judge: TypeAlias = Callable[[Chunk, int, Any, Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,10 +350,11 @@ class Worker:
 
     # Evaluation
 
-    def evaluate(self, losses: list[tuple[float, int]]) -> Waits:
+    def evaluate(self, judge: Judge) -> Waits:
         """Forwards only, of one batch, in the order in which the schedule runs them.
 
-        Adds the loss and the number of samples of each micro-batch to `losses`, where they are known.
+        Where the outputs are, `judge` is given the last chunk, the micro-batch (counted over all replicas), its
+        output and its target.
         """
         for step in self.programs[0].steps(self.rank, minibatches=1):
             if step.action.op == Op.F:
@@ -361,9 +363,9 @@ class Worker:
                         key = key_of(step)
                         while key not in self.inbox:
                             yield Wait(step.source, key, None)
-                    self._evaluate(step, losses)
+                    self._evaluate(step, judge)
 
-    def _evaluate(self, step: Step, losses: list[tuple[float, int]]) -> None:
+    def _evaluate(self, step: Step, judge: Judge) -> None:
         chunk, index = self.chunks[step.action.chunk], step.action.index
         if step.needs >= 0:
             message = self.inbox.pop(key_of(step))
@@ -374,12 +376,13 @@ class Worker:
             empty = batch_size(given, what="inputs") == 0
         if not chunk.last:
             taken = key_of(step, taker=step.feeds)
-            sent = Message(taken, [], EMPTY, []) if empty else Message.of(taken, chunk.evaluate(given, None))
+            sent = Message(taken, [], EMPTY, []) if empty else Message.of(taken, chunk.evaluate(given))
             self._hand_over(step, sent)
             return
-        target = self.targets.pop(index)
+        target = self.targets.pop(index, None)
         if not empty:
-            losses.append((chunk.evaluate(given, target).item(), batch_size(target, what="targets")))
+            number = self.replica * self.schedule.microbatches + index
+            judge(chunk, number, chunk.evaluate(given), target)
 
     # Bytes
 

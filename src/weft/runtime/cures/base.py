@@ -37,6 +37,13 @@ class Treatment:
     def skip(self) -> None:
         """The oldest mini-batch makes no update."""
 
+    def state(self, place: int) -> dict[str, Any] | None:
+        """What a checkpoint keeps of it for one of the set's parameters, in a drained pipeline."""
+        return None
+
+    def resume(self, states: Sequence[dict[str, Any] | None], *, updates: int) -> None:
+        """Go on from the states of all parameters (None: not treated then), after so many updates of the run."""
+
 
 @dataclass(frozen=True)
 class Cure:

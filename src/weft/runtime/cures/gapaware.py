@@ -75,6 +75,16 @@ class _Damped(Treatment):
     def skip(self) -> None:
         self._spare.append(self._read.popleft())
 
+    def state(self, place: int) -> dict[str, Any] | None:
+        return {"largest": self._largest[place], "steps": self._steps[place], "squares": self._squares[place]}
+
+    @torch.no_grad()
+    def resume(self, states: Sequence[dict[str, Any] | None], *, updates: int) -> None:
+        for place, state in enumerate(states):
+            self._largest[place] = 0.0 if state is None else state["largest"]
+            self._steps[place] = 0 if state is None else state["steps"]
+            self._squares[place].zero_() if state is None else self._squares[place].copy_(state["squares"])
+
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
         copies = self._read.popleft()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -51,6 +51,9 @@ class _Rescheduled(Treatment):
     def __init__(self, optimizer: Optimizer, delay: float, anneal: int) -> None:
         self._optimizer, self._delay, self._anneal = optimizer, delay, anneal
         self._updates = 0
+
+    def resume(self, states: Sequence[dict[str, Any] | None], *, updates: int) -> None:
+        self._updates = updates
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:

@@ -1,0 +1,66 @@
+"""A user's own function by name: `package.module:function` or `file.py:function`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from weft.errors import WeftError
+
+
+def load(name: str) -> Callable[..., Any]:
+    """The function behind a name; what it raises when it is called becomes a clear error."""
+    home, _, attribute = name.partition(":")
+    try:
+        module = _from_file(Path(home)) if home.endswith(".py") else _from_path(home)
+    except WeftError:
+        raise
+    except Exception as problem:
+        raise WeftError(f"{home} can't be imported ({_in_words(problem)})") from problem
+    function = getattr(module, attribute, None)
+    if function is None:
+        raise WeftError(f"{home} has no {attribute!r}; write it as {home}:function")
+
+    def call(**arguments: Any) -> Any:
+        try:
+            return function(**arguments)
+        except WeftError:
+            raise
+        except Exception as problem:
+            raise WeftError(f"{name} failed ({_in_words(problem)})") from problem
+
+    call.__wrapped__ = function  # type: ignore[attr-defined]  # for inspect.signature
+    return call
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Run a file as a module, with its own folder to import from."""
+    if not path.is_file():
+        raise WeftError(f"{path} is not there; name a file or a package that is")
+    spec = importlib.util.spec_from_file_location(f"weft_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as the import statement does it; dataclasses need it
+    _search(str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_path(name: str) -> ModuleType:
+    _search("")  # the current folder, as `python -m` has it
+    return importlib.import_module(name)
+
+
+def _search(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _in_words(problem: Exception) -> str:
+    return " ".join(f"{type(problem).__name__}: {problem}".split())

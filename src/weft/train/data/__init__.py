@@ -1,0 +1,47 @@
+"""Data of a job: `open_data` of its options, read by the ranks that need it. Importing this needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from weft.errors import WeftError
+from weft.train.data.base import Data, Dataset, Draw, Tokens
+from weft.train.data.options import DATA, OwnData
+
+__all__ = ["DATA", "Data", "Dataset", "Draw", "OwnData", "Tokens", "entropy", "open_data"]
+
+
+def open_data(options: Any, *, seed: int, inputs: bool = True, targets: bool = True) -> Data:
+    """Open what the options say.
+
+    `inputs=False`: this rank will never ask for inputs, so images are not decoded and sentences not tokenised; its
+    facts lack `channels` and `size` unless the format or the options say them. `targets=False`: it will never ask
+    for targets. Lengths and fingerprints are right on every rank. The seed is for functions of the user's: what a
+    built-in source holds, and how it is split, depends on no seed of training.
+    """
+    options.check()
+    reader = importlib.import_module(f"weft.train.data.{options.reader}")
+    data: Data = reader.read(options, seed=seed, inputs=inputs, targets=targets)
+    limit = getattr(options, "samples", 0)
+    if 0 < limit < len(data.train):
+        from weft.train.data.labelled import first
+
+        data = Data(train=first(data.train, limit), validation=data.validation, tokens=data.tokens)
+    return data
+
+
+def entropy(dataset: Dataset) -> float:
+    """Of single targets, in nats: the loss of a model that knows how often each occurs, and nothing else."""
+    import numpy as np
+
+    if dataset.facts.task == "regression":
+        raise WeftError("entropy is of tokens or classes (the task: regression)")
+    counts = np.zeros(1, dtype=np.int64)
+    for start in range(0, len(dataset), 4096):
+        part = dataset.targets(np.arange(start, min(start + 4096, len(dataset))), None).flatten().numpy()
+        part = np.bincount(part, minlength=len(counts))
+        part[: len(counts)] += counts
+        counts = part
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

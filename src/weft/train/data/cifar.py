@@ -1,0 +1,45 @@
+"""CIFAR-10 and CIFAR-100 in their standard binary files: label bytes, then 3,072 bytes of pixels, a sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from weft.errors import WeftError
+from weft.train.data import files
+from weft.train.data.base import Data
+from weft.train.data.images import arrays
+from weft.train.data.options import Cifar10, Cifar100
+from weft.train.facts import Facts
+
+PIXELS = (3, 32, 32)
+TEN = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+HUNDRED = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+
+
+def read(options: Cifar10, *, seed: int, inputs: bool, targets: bool) -> Data:
+    hundred = isinstance(options, Cifar100)
+    fine = isinstance(options, Cifar100) and options.labels == "fine"
+    label_bytes = 2 if hundred else 1
+    classes = 100 if fine else 20 if hundred else 10
+    images: list[np.ndarray | None] = []
+    labels: list[np.ndarray] = []
+    for names in (options.train_files, (options.validation_file,)):
+        paths = [files.one_of(options.path, (name,), "data.path", inside=(options.inside,)) for name in names]
+        records = [_records(path, label_bytes) for path in paths]
+        labels.append(np.concatenate([part[:, 1 if fine else 0] for part in records]))
+        if labels[-1].max() >= classes:
+            raise WeftError(f"{paths[0]} must hold labels below {classes} (got {labels[-1].max()}); fetch it anew")
+        pixels = [part[:, label_bytes:] for part in records]
+        images.append(np.concatenate(pixels).reshape(-1, *PIXELS) if inputs else None)
+    facts = Facts(task="classification", form="images", classes=classes, channels=3, size=options.size or PIXELS[1])
+    return arrays(images, labels, facts, options, usual=HUNDRED if hundred else TEN, targets=targets)
+
+
+def _records(path: Path, label_bytes: int) -> np.ndarray:
+    length = label_bytes + int(np.prod(PIXELS))
+    size = path.stat().st_size
+    if not size or size % length:
+        raise WeftError(f"{path} must hold samples of {length} bytes (it has {size}); fetch the binary version anew")
+    return np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, length)

@@ -1,0 +1,72 @@
+"""Where the files of a data set are: the same search for the check before a job starts and for the reading in it."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.errors import WeftError
+
+
+def python_files() -> list[Path]:
+    """The modules of the standard library that are one file each."""
+    folder = Path(os.__file__).parent
+    return _found(
+        sorted(folder.glob("*.py")), "data.name", str(folder), "Python's sources (*.py)", "use data.name=text"
+    )
+
+
+def files_of(path: str, key: str, *, suffix: str = "") -> list[Path]:
+    """A file, all files of a folder (with the suffix, the hidden ones left out), or those of a pattern; sorted."""
+    wanted = f"a file, a folder of {suffix or 'files'} or a pattern"
+    if not path:
+        raise WeftError(f"{key} must be {wanted} (it is empty); set {key}")
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    if place.is_dir():
+        files = (one for one in place.rglob(f"*{suffix}") if not _hidden(one.relative_to(place)))
+    else:
+        files = (Path(one) for one in glob.glob(str(place), recursive=True))
+    return _found(sorted(one for one in files if one.is_file()), key, path, wanted, f"set {key}")
+
+
+def one_of(path: str, names: Sequence[str], key: str, *, inside: Sequence[str] = (), gz: bool = False) -> Path:
+    """The first of these files in the folder, or in one of its folders `inside`; `gz`: or packed as name.gz."""
+    folder = folder_of(path, key)
+    for home in (folder, *(folder / one for one in inside)):
+        for name in names:
+            for full in (name, name + ".gz")[: 1 + gz]:
+                if (home / full).is_file():
+                    return home / full
+    raise WeftError(
+        f"{key}: no {' or '.join(names)} in {path!r}; set {key} to the folder with the data set's standard files"
+    )
+
+
+def folder_of(path: str, key: str) -> Path:
+    if not path:
+        raise WeftError(f"{key} must be a folder (it is empty); set {key}")
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise WeftError(f"{key} must be a folder (there is none at {path!r}); set {key}")
+    return folder
+
+
+def file_at(path: str, key: str, what: str) -> Path:
+    file = Path(path).expanduser()
+    if not path or not file.is_file():
+        raise WeftError(f"{key} must be {what} (there is none at {path!r}); set {key}")
+    return file
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _found(files: list[Path], key: str, path: str, wanted: str, remedy: str) -> list[Path]:
+    if not files:
+        raise WeftError(f"{key}: nothing at {path!r}; looked for {wanted}; {remedy}")
+    return files

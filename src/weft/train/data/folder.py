@@ -1,0 +1,61 @@
+"""Folders of image files, one folder a class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.errors import WeftError
+from weft.train.data import files
+from weft.train.data.base import Data, generator
+from weft.train.data.images import decoded
+from weft.train.data.options import ImageFolder
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+
+
+class Contents(Sequence[bytes]):
+    """The bytes of files, each read when it is asked for."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._paths[index].read_bytes()
+
+
+def read(options: ImageFolder, *, seed: int, inputs: bool, targets: bool) -> Data:
+    root = files.folder_of(options.path, "data.path")
+    held = next((root / name for name in ("validation", "val", "test") if (root / name).is_dir()), None)
+    divided = (root / "train").is_dir()
+    homes = [root / "train" if divided else root, *([held] if divided and held else [])]
+    classes = [one.name for one in _folders(homes[0])]
+    paths, labels = zip(*(_listing(home, classes) for home in homes), strict=True)
+    blobs = [Contents(some) if inputs else None for some in paths]
+    where = [str(home) for home in homes]
+    return decoded(blobs, labels, where, options, holdout=options.holdout, inputs=inputs, targets=targets, channels=3)
+
+
+def _listing(home: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
+    """All images and their classes, mixed once and for all, so that the first ones are of every class."""
+    strange = sorted({one.name for one in _folders(home)} - set(classes))
+    if strange:
+        raise WeftError(f"{home} has classes that training has not: {', '.join(strange[:5])}")
+    found: list[tuple[Path, int]] = []
+    for label, name in enumerate(classes):
+        inside = (home / name).rglob("*") if (home / name).is_dir() else ()
+        found += [(one, label) for one in sorted(inside) if one.suffix.lower() in ENDINGS]
+    if not found:
+        raise WeftError(f"data.path: no images in {home}; looked for CLASS/*{{{','.join(ENDINGS)}}}; set data.path")
+    order = generator("folder", len(found)).permutation(len(found))
+    return [found[at][0] for at in order], np.array([found[at][1] for at in order])
+
+
+def _folders(home: Path) -> list[Path]:
+    return sorted(one for one in home.iterdir() if one.is_dir() and not one.name.startswith("."))

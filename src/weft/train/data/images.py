@@ -1,0 +1,187 @@
+"""Images with a class: decoded when they are first asked for, kept as bytes, augmented and normalised by the batch.
+
+The chance of a sample's augmentation is one row of a table of uniform numbers for all samples, drawn from
+(seed, epoch): a sample looks the same in whatever batch it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from weft.errors import WeftError
+from weft.train.data.base import Data, Draw, generator
+from weft.train.data.decoding import SMALL, crop_and_resize, decode, fit
+from weft.train.data.labelled import Labelled, classes_of, refuse_unless, task_of, with_holdout
+from weft.train.data.options import Pictures
+from weft.train.data.tables import Layout, TableSource
+from weft.train.facts import Facts
+
+KEEP = 2**30  # bytes of decoded images that are kept; more of them are decoded again
+USUAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of ImageNet's channels
+GREY = ((0.5,), (0.25,))
+
+
+class Images(Labelled):
+    """`load(i)` gives image i, uint8 [channels, height, width]; None where this rank reads no inputs."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        load: Callable[[int], np.ndarray] | None,
+        labels: np.ndarray,
+        *,
+        options: Pictures,
+        usual: tuple[Sequence[float], Sequence[float]] | None = None,
+        kept: np.ndarray | None = None,
+        targets: bool,
+    ) -> None:
+        super().__init__(facts, labels, targets=targets)
+        self._load = load
+        self._augment = options.augment
+        if load is None:
+            return
+        shape = (len(labels), facts.channels, facts.size, facts.size)
+        self._kept = kept
+        self._done = np.full(len(labels), kept is not None)
+        if kept is None and np.prod(shape) <= KEEP:
+            self._kept = np.empty(shape, dtype=np.uint8)
+        mean, std = _normalisation(options, usual, facts.channels)
+        self._scale = (1 / (255 * std)).reshape(-1, 1, 1)
+        self._shift = (-mean / std).reshape(-1, 1, 1)
+
+    def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
+        refuse_unless(self._load is not None, "inputs")
+        indices = np.asarray(indices, dtype=np.int64)
+        if draw is None or self._augment == "none":
+            batch = self._plain(indices)
+        else:
+            chance = _chance(len(self), draw.seed, draw.epoch)[indices]
+            if self.facts.size <= SMALL:
+                batch = padded_crop(self._plain(indices), chance)
+            else:
+                batch = np.stack(
+                    [self._resized_crop(int(index), row) for index, row in zip(indices, chance, strict=True)]
+                )
+            if self._augment == "standard":
+                turned = chance[:, 0] < 0.5
+                batch[turned] = batch[turned][..., ::-1]
+        return torch.from_numpy(batch * self._scale + self._shift)
+
+    def _plain(self, indices: np.ndarray) -> np.ndarray:
+        """As in evaluation: the whole image, or its centre, [batch, channels, size, size]; a copy."""
+        assert self._load is not None
+        if self._kept is None:
+            return np.stack([fit(self._load(int(index)), self.facts.size) for index in indices])
+        for index in np.unique(indices[~self._done[indices]]):
+            self._kept[index] = fit(self._load(int(index)), self.facts.size)
+            self._done[index] = True  # after the image is there: another thread may look
+        batch: np.ndarray = self._kept[indices]
+        return batch
+
+    def _resized_crop(self, index: int, chance: np.ndarray) -> np.ndarray:
+        assert self._load is not None
+        return crop_and_resize(self._load(index), self.facts.size, chance[1:])
+
+
+def padded_crop(batch: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """Each image moved by up to an eighth of its size, black where it was not."""
+    size = batch.shape[-1]
+    edge = size // 8
+    padded = np.pad(batch, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size), axis=(2, 3))
+    down, right = (chance[:, 1:3] * (2 * edge + 1)).astype(np.int64).T
+    return np.ascontiguousarray(windows[np.arange(len(batch)), :, down, right])
+
+
+def pictures(
+    sources: Sequence[TableSource], layout: Layout, options: Pictures, *, holdout: float, inputs: bool, targets: bool
+) -> Data:
+    """Images of tables: a training source and perhaps one for validation."""
+    labels = [source.labels(layout.label) for source in sources]
+    blobs = [source.blobs(layout.columns[0]) if inputs else None for source in sources]
+    return decoded(
+        blobs, labels, [one.where for one in sources], options, holdout=holdout, inputs=inputs, targets=targets
+    )
+
+
+def decoded(
+    files: Sequence[Sequence[bytes] | None],
+    labels: Sequence[np.ndarray],
+    where: Sequence[str],
+    options: Pictures,
+    *,
+    holdout: float,
+    inputs: bool,
+    targets: bool,
+    channels: int = 0,
+) -> Data:
+    """Data of encoded images (None where they are not read), for training and perhaps for validation."""
+    tasks = [task_of(values, place) for values, place in zip(labels, where, strict=True)]
+    classes = classes_of(tasks[0][1], tasks[-1][1], tasks[0][0], where[-1])
+    size = options.size
+    if files[0] is not None and not (channels and size):
+        sample = decode(files[0][0], channels, where[0])
+        channels, size = sample.shape[0], size or min(sample.shape[1:])
+    facts = Facts(task=tasks[0][0], form="images", classes=classes, channels=channels, size=size)
+
+    def part(blobs: Sequence[bytes] | None, values: np.ndarray, place: str) -> Images:
+        load = None if blobs is None else lambda index: decode(blobs[index], channels, f"image {index} of {place}")
+        return Images(facts, load, values, options=options, targets=targets)
+
+    parts = [part(blobs, values, place) for blobs, (_, values), place in zip(files, tasks, where, strict=True)]
+    if len(parts) == 1:
+        return with_holdout(parts[0], holdout)
+    return Data(train=parts[0], validation=parts[1])
+
+
+def arrays(
+    images: Sequence[np.ndarray | None],
+    labels: Sequence[np.ndarray],
+    facts: Facts,
+    options: Pictures,
+    *,
+    usual: tuple[Sequence[float], Sequence[float]],
+    targets: bool,
+) -> Data:
+    """Data of images that are there as arrays, uint8 [samples, channels, height, width]."""
+    parts = []
+    for array, values in zip(images, labels, strict=True):
+        same = array is not None and array.shape[1:] == (facts.channels, facts.size, facts.size)
+        parts.append(
+            Images(
+                facts,
+                None if array is None else array.__getitem__,
+                values.astype(np.int64),
+                options=options,
+                usual=usual,
+                kept=array if same else None,
+                targets=targets,
+            )
+        )
+    return Data(train=parts[0], validation=parts[1])
+
+
+def _normalisation(
+    options: Pictures, usual: tuple[Sequence[float], Sequence[float]] | None, channels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each channel; one number is for all of them."""
+    default = usual or (USUAL if channels == 3 else GREY)
+    both = []
+    for key, given, other in (("mean", options.mean, default[0]), ("std", options.std, default[1])):
+        numbers = np.asarray(given or other, dtype=np.float32)
+        if len(numbers) not in (1, channels):
+            raise WeftError(f"data.{key} must have one number a channel (channels: {channels}, got {list(given)})")
+        both.append(np.broadcast_to(numbers, (channels,)))
+    return both[0], both[1]
+
+
+@lru_cache(maxsize=4)
+def _chance(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """Five uniform numbers a sample: flip, down, right, area, shape."""
+    table = generator("augment", seed, epoch).random((samples, 5), dtype=np.float32)
+    table.setflags(write=False)
+    return table

@@ -1,0 +1,107 @@
+"""What all data sets with one label a sample share: targets, fingerprints, and parts of a data set."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.errors import WeftError
+from weft.train.data.base import Data, Dataset, Draw, Tokens, generator
+from weft.train.facts import Facts
+
+
+class Labelled:
+    """Targets from an array of labels: classes (whole numbers), or numbers of a regression [samples, classes]."""
+
+    def __init__(self, facts: Facts, labels: np.ndarray, *, targets: bool) -> None:
+        self.facts = facts
+        self._labels = labels
+        self._has_targets = targets
+        self.fingerprint = fingerprint(labels)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def targets(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
+        refuse_unless(self._has_targets, "targets")
+        return torch.from_numpy(self._labels[indices])
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some samples of a data set, in the order of `rows`."""
+
+    whole: Dataset
+    rows: np.ndarray
+
+    @property
+    def facts(self) -> Facts:
+        return self.whole.facts
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.rows, self.whole.fingerprint)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def inputs(self, indices: np.ndarray, draw: Draw | None) -> Any:
+        return self.whole.inputs(self.rows[indices], draw)
+
+    def targets(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
+        return self.whole.targets(self.rows[indices], draw)
+
+
+def first(dataset: Dataset, samples: int) -> Dataset:
+    return Part(dataset, np.arange(samples))
+
+
+def with_holdout(dataset: Dataset, share: float, tokens: Tokens | None = None) -> Data:
+    """A share of the samples is for validation: always the same ones, so that runs of several seeds can be compared."""
+    count = max(1, round(len(dataset) * share))
+    if count >= len(dataset):
+        raise WeftError(f"a holdout needs at least 2 samples (there are {len(dataset)}); set data.validation")
+    rows = generator("holdout", len(dataset)).permutation(len(dataset))
+    return Data(
+        train=Part(dataset, np.sort(rows[count:])), validation=Part(dataset, np.sort(rows[:count])), tokens=tokens
+    )
+
+
+def task_of(labels: np.ndarray, where: str) -> tuple[str, np.ndarray]:
+    """Whole numbers are classes, others are to be predicted as numbers; with the labels in the form of targets."""
+    if not len(labels):
+        raise WeftError(f"{where} has no samples; give a file that has some")
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all():
+            raise WeftError(f"labels of {where} must be finite numbers; leave out samples that have none")
+        return "regression", labels.astype(np.float32).reshape(len(labels), -1)
+    if labels.min() < 0:
+        raise WeftError(f"labels of {where} must be 0 or above (got {labels.min()}); a test part has none, often")
+    return "classification", labels.astype(np.int64)
+
+
+def classes_of(train: np.ndarray, others: np.ndarray, task: str, where: str) -> int:
+    """How many classes training has; validation must not have others."""
+    if task == "regression":
+        return int(train.shape[1])
+    classes = int(train.max()) + 1
+    if len(others) and others.max() >= classes:
+        raise WeftError(
+            f"labels of {where} must be classes of the training part, which has {classes} (got {others.max()})"
+        )
+    return classes
+
+
+def fingerprint(array: np.ndarray, *more: str) -> str:
+    digest = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8)
+    digest.update("|".join((str(array.shape), array.dtype.str, *more)).encode())
+    return digest.hexdigest()
+
+
+def refuse_unless(there: bool, what: str) -> None:
+    if not there:
+        raise WeftError(f"this rank's data was opened without {what}; open it with {what}=True")

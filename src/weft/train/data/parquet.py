@@ -1,0 +1,53 @@
+"""Parquet files in the layout of the Hugging Face hub. Only the columns that a rank needs are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.errors import WeftError
+from weft.train.data import files
+from weft.train.data.base import Data
+from weft.train.data.options import Parquet, Table
+from weft.train.data.tables import ArrowSource, layout_of
+from weft.train.extras import need
+
+
+def read(options: Parquet, *, seed: int, inputs: bool, targets: bool) -> Data:
+    sources = [source(options.train, "data.train")]
+    if options.validation:
+        sources.append(source(options.validation, "data.validation"))
+    return data_of(sources, options, inputs=inputs, targets=targets)
+
+
+def source(path: str, key: str) -> ArrowSource:
+    library = need("pyarrow.parquet", "data", purpose="data.name=parquet")
+    paths = files.files_of(path, key, suffix=".parquet")
+    try:
+        schema = library.read_schema(paths[0])
+    except (OSError, ValueError) as problem:
+        raise WeftError(f"{key}: {paths[0]} is not a Parquet file ({problem}); set {key}") from problem
+
+    def load(column: str) -> Any:
+        tables = [library.read_table(one, columns=[column], memory_map=True, partitioning=None) for one in paths]
+        return need("pyarrow", "data", purpose="data.name=parquet").concat_tables(tables).column(column)
+
+    return ArrowSource(f"{key}={path}", schema, load)
+
+
+def data_of(sources: Sequence[ArrowSource], options: Table, *, inputs: bool, targets: bool) -> Data:
+    """Images, sentences or a language, as the columns of the training table tell."""
+    layout = layout_of(sources[0], columns=options.columns, label=options.label, images=sources[0].images)
+    wanted: dict[str, Any] = {"inputs": inputs, "targets": targets, "holdout": options.holdout}
+    if layout.kind == "images":
+        from weft.train.data.images import pictures
+
+        return pictures(sources, layout, options, **wanted)
+    if layout.kind == "sentences":
+        from weft.train.data.sentences import sentences
+
+        return sentences(sources, layout, options, **wanted)
+    from weft.train.data.text import language
+
+    texts = ["\n".join(one.strings(layout.columns[0])).encode() for one in sources]
+    return language(texts[0], texts[1] if len(texts) > 1 else None, options, **wanted)

@@ -1,0 +1,102 @@
+"""Sentences and pairs of them, with a label: framed, cut to the context and padded, as BERT takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from weft.errors import WeftError
+from weft.train.data.base import Data, Draw
+from weft.train.data.labelled import Labelled, classes_of, refuse_unless, task_of, with_holdout
+from weft.train.data.options import Tokenised
+from weft.train.data.tables import Layout, TableSource
+from weft.train.data.tokens import Coder, Frame, coder_of, reduced, size_of
+from weft.train.facts import Facts
+
+
+class Framed:
+    """[start] a [end], or [start] a [end] b [end]: ids [samples, context], where b begins, and where all ends."""
+
+    def __init__(self, columns: Sequence[Sequence[Sequence[int]]], coder: Frame, context: int) -> None:
+        count = len(columns[0])
+        self.ids = np.full((count, context), coder.pad, dtype=np.int32)
+        self.second = np.full(count, context, dtype=np.int32)
+        self.length = np.zeros(count, dtype=np.int32)
+        for row, sentences in enumerate(zip(*columns, strict=True)):
+            line = [coder.start]
+            for sentence, room in zip(sentences, _room([len(one) for one in sentences], context), strict=True):
+                self.second[row] = len(line) if len(line) > 1 else context
+                line += [*sentence[:room], coder.end]
+            self.ids[row, : len(line)] = line
+            self.length[row] = len(line)
+
+    def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        place = np.arange(self.ids.shape[1])
+        length = self.length[indices, None]
+        kind = (place >= self.second[indices, None]) & (place < length)
+        parts = {"input_ids": self.ids[indices], "token_type_ids": kind, "attention_mask": place < length}
+        return {name: torch.from_numpy(part.astype(np.int64)) for name, part in parts.items()}
+
+
+class Sentences(Labelled):
+    """A data set of framed sentences; without them where this rank reads no inputs."""
+
+    def __init__(self, facts: Facts, framed: Framed | None, labels: np.ndarray, *, targets: bool) -> None:
+        super().__init__(facts, labels, targets=targets)
+        self._framed = framed
+
+    def inputs(self, indices: np.ndarray, draw: Draw | None) -> dict[str, torch.Tensor]:
+        refuse_unless(self._framed is not None, "inputs")
+        assert self._framed is not None
+        return self._framed.batch(indices)
+
+
+def sentences(
+    sources: Sequence[TableSource], layout: Layout, options: Tokenised, *, holdout: float, inputs: bool, targets: bool
+) -> Data:
+    """A training source and perhaps one for validation."""
+    labels = [task_of(source.labels(layout.label), source.where) for source in sources]
+    task, train = labels[0]
+    classes = classes_of(train, labels[-1][1], task, sources[-1].where)
+    facts = Facts(task=task, form="pairs", vocabulary=size_of(options), context=options.context, classes=classes)
+    framed: list[Framed | None] = [None] * len(sources)
+    coder: Coder | None = None
+    if inputs:
+        coder, ready = _encode(sources, layout, options)
+        framed = [Framed(columns, coder, options.context) for columns in ready]
+    parts = [Sentences(facts, one, values, targets=targets) for one, (_, values) in zip(framed, labels, strict=True)]
+    if len(parts) == 1:
+        return with_holdout(parts[0], holdout, coder)
+    return Data(train=parts[0], validation=parts[1], tokens=coder)
+
+
+def _encode(
+    sources: Sequence[TableSource], layout: Layout, options: Tokenised
+) -> tuple[Coder, list[list[list[list[int]]]]]:
+    """source -> column -> sentence -> numbers; a smaller vocabulary is by the training source."""
+    coder = coder_of(options)
+    if len(layout.columns) > 2 or options.context < 2 * len(layout.columns) + 1:
+        raise WeftError(
+            f"samples are one sentence or two, that data.context has room for (columns: {', '.join(layout.columns)}; "
+            f"data.context: {options.context}); name at most two data.columns, or raise data.context"
+        )
+    encoded = [[coder.encode_all(source.strings(name)) for name in layout.columns] for source in sources]
+    flat = np.array([one for column in encoded[0] for ids in column for one in ids], dtype=np.int64)
+    smaller = reduced(coder, flat, options.vocabulary_size)
+    if smaller is None:
+        return coder, encoded
+    return smaller, [
+        [[smaller.translate(np.asarray(ids, dtype=np.int64)).tolist() for ids in column] for column in source]
+        for source in encoded
+    ]
+
+
+def _room(lengths: Sequence[int], context: int) -> list[int]:
+    """How much of each sentence is kept: the longer one is cut first, down to half of the context."""
+    free = context - 1 - len(lengths)
+    if len(lengths) == 1:
+        return [free]
+    second = min(lengths[1], max(free - lengths[0], free // 2))
+    return [free - second, second]

@@ -1,0 +1,137 @@
+"""Data made of chance, by rules that a model can learn: for tests and benchmarks, with nothing to download.
+
+All of it is a function of the option `seed`; training and validation follow the same rule on other samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.train.data.base import Data, Dataset, Draw, generator
+from weft.train.data.labelled import Labelled, fingerprint, refuse_unless
+from weft.train.data.options import Synthetic
+from weft.train.data.sentences import Framed, Sentences
+from weft.train.data.tokens import Bytes
+from weft.train.facts import Facts
+
+POOL = 64  # noise images; enough that they tell nothing of the class
+
+
+class Successors:
+    """Lines of tokens [samples, context + 1]; the target of a token is the next one."""
+
+    def __init__(self, facts: Facts, lines: np.ndarray, *, inputs: bool, targets: bool) -> None:
+        self.facts = facts
+        self.fingerprint = fingerprint(lines)
+        self._lines = lines
+        self._has = {"inputs": inputs, "targets": targets}
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
+        refuse_unless(self._has["inputs"], "inputs")
+        return torch.from_numpy(self._lines[indices, :-1])
+
+    def targets(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
+        refuse_unless(self._has["targets"], "targets")
+        return torch.from_numpy(self._lines[indices, 1:])
+
+
+class Values(Labelled):
+    """Features from an array."""
+
+    def __init__(self, facts: Facts, values: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
+        super().__init__(facts, labels, targets=targets)
+        self._values = values
+        self._has_inputs = inputs
+
+    def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
+        refuse_unless(self._has_inputs, "inputs")
+        return torch.from_numpy(self._values[indices])
+
+
+class Patches(Labelled):
+    """Noise with one bright patch of a grid of patches: the class; made when it is asked for."""
+
+    def __init__(self, facts: Facts, pool: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
+        super().__init__(facts, labels, targets=targets)
+        self._pool = pool
+        self._has_inputs = inputs
+        self._grid = int(np.ceil(np.sqrt(facts.classes)))
+
+    def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
+        refuse_unless(self._has_inputs, "inputs")
+        batch = self._pool[np.asarray(indices) % len(self._pool)]
+        cell = np.arange(self.facts.size) * self._grid // self.facts.size  # of each row, and of each column
+        down, right = np.divmod(self._labels[indices], self._grid)
+        bright = (cell == down[:, None])[:, None, :, None] & (cell == right[:, None])[:, None, None, :]
+        return torch.from_numpy(batch + 2 * bright.astype(np.float32))
+
+
+def read(options: Synthetic, *, seed: int, inputs: bool, targets: bool) -> Data:
+    forms: dict[str, Callable[..., Dataset]]
+    forms = {"tokens": _tokens, "pairs": _pairs, "images": _images, "values": _values}
+    make = forms[options.form]
+    train, validation = (
+        make(options, generator(part, options.seed), samples, inputs=inputs, targets=targets)
+        for part, samples in (("train", options.samples), ("validation", options.validation_samples))
+    )
+    return Data(train=train, validation=validation)
+
+
+def _tokens(options: Synthetic, chance: np.random.Generator, samples: int, **has: bool) -> Successors:
+    facts = Facts(task="language", form="tokens", vocabulary=options.vocabulary, context=options.context)
+    successor = generator("rule", options.seed).permutation(options.vocabulary)
+    lines = chance.integers(options.vocabulary, size=(samples, options.context + 1))
+    ruled = chance.random(lines.shape) >= options.noise
+    for place in range(1, lines.shape[1]):
+        lines[:, place] = np.where(ruled[:, place], successor[lines[:, place - 1]], lines[:, place])
+    return Successors(facts, lines, **has)
+
+
+def _pairs(options: Synthetic, chance: np.random.Generator, samples: int, *, inputs: bool, targets: bool) -> Sentences:
+    facts = Facts(
+        task="classification",
+        form="pairs",
+        vocabulary=options.vocabulary,
+        context=options.context,
+        classes=options.classes,
+    )
+    labels = chance.integers(options.classes, size=samples)
+    words = chance.integers(4 + options.classes, options.vocabulary, size=(2, samples, options.context))
+    most = max(1, (options.context - 3) // 2)
+    lengths = chance.integers(1, most + 1, size=(2, samples))
+    place = (chance.random(samples) * lengths[1]).astype(np.int64)
+    ruled = chance.random(samples) >= options.noise
+    words[1, np.arange(samples), place] = 4 + np.where(ruled, labels, chance.integers(options.classes, size=samples))
+    # framed as bytes are: 0, 2 and 3 are special, 1 does not occur, then come the classes, then the other words
+    columns = [
+        [row[:length].tolist() for row, length in zip(*both, strict=True)] for both in zip(words, lengths, strict=True)
+    ]
+    framed = Framed(columns, Bytes(), options.context) if inputs else None
+    return Sentences(facts, framed, labels, targets=targets)
+
+
+def _images(options: Synthetic, chance: np.random.Generator, samples: int, **has: bool) -> Patches:
+    facts = Facts(
+        task="classification", form="images", classes=options.classes, channels=options.channels, size=options.size
+    )
+    labels = chance.integers(options.classes, size=samples)
+    shape = (POOL, options.channels, options.size, options.size)
+    pool = chance.standard_normal(shape, dtype=np.float32) if has["inputs"] else np.zeros(0, dtype=np.float32)
+    return Patches(facts, pool, labels, **has)
+
+
+def _values(options: Synthetic, chance: np.random.Generator, samples: int, **has: bool) -> Values:
+    facts = Facts(task=options.task, form="values", features=options.features, classes=options.classes)
+    rule = generator("rule", options.seed).standard_normal((options.features, options.classes), dtype=np.float32)
+    values = chance.standard_normal((samples, options.features), dtype=np.float32)
+    exact = values @ rule / np.float32(np.sqrt(options.features))
+    rough = exact + options.noise * chance.standard_normal(exact.shape, dtype=np.float32)
+    labels: Any = rough if options.task == "regression" else rough.argmax(1)
+    return Values(facts, values, labels, **has)

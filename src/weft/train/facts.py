@@ -1,0 +1,24 @@
+"""What a model has to know of the data that it is trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The form of inputs and targets; what does not apply is 0.
+
+    task    "language" (a target is the next token), "classification" (a class) or "regression" (numbers)
+    form    of an input: "tokens" (whole numbers, [context]), "pairs" (a dict of input_ids, token_type_ids and
+            attention_mask, each [context]), "images" ([channels, size, size]) or "values" ([features])
+    """
+
+    task: str
+    form: str
+    vocabulary: int = 0
+    context: int = 0
+    classes: int = 0  # of a classification; numbers a target, of a regression
+    channels: int = 0
+    size: int = 0
+    features: int = 0

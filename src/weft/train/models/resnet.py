@@ -1,0 +1,108 @@
+"""ResNet and ResNeXt, block by block: `stem`, `stage1_block1` …, `head`.
+
+A stem brings images of any size to about 32 x 32 to 56 x 56 points, where the first stage works:
+
+    32    a 3 x 3 convolution
+    64    a 3 x 3 convolution of stride 2
+    224   a 7 x 7 convolution of stride 2 and a maximum of stride 2, as published
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from weft.train.facts import Facts
+from weft.train.models.images import Pool, laid_out
+from weft.train.models.options import RESNETS, ResNet, stem_for
+
+EXPANSION = 4  # a bottleneck's output has so many times the channels of its stage
+
+
+def build_resnet(options: ResNet, facts: Facts) -> nn.Sequential:
+    """A model with random weights, as PyTorch's reference draws them."""
+    published = RESNETS[options.name]
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["stem"] = _stem(
+        facts.channels, options.width, stem_for(options.stem, facts.size, further=options.size == "small")
+    )
+    channels = options.width
+    for stage, count in enumerate(min(one, options.blocks) for one in published.blocks):
+        planes = options.width << stage
+        inner = options.groups * published.group_width << stage if published.groups > 1 else planes
+        for block in range(count):
+            stride = 2 if stage and not block else 1
+            name = f"stage{stage + 1}_block{block + 1}"
+            if published.bottleneck:
+                layers[name] = _bottleneck(channels, inner, EXPANSION * planes, stride, groups=options.groups)
+                channels = EXPANSION * planes
+            else:
+                layers[name] = _basic(channels, planes, stride)
+                channels = planes
+    layers["head"] = nn.Sequential(OrderedDict(pool=Pool(), output=nn.Linear(channels, facts.classes)))
+    model = nn.Sequential(layers)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+class Stem(nn.Sequential):
+    """The first layers."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        image = laid_out(image)
+        for layer in self:
+            image = layer(image)
+        return image
+
+
+class Residual(nn.Module):
+    """What a branch makes of an image, plus the image itself, as it is or brought to the same form."""
+
+    def __init__(self, branch: nn.Module, skip: nn.Module | None) -> None:
+        super().__init__()
+        self.branch = branch
+        self.skip = skip
+
+    def forward(self, image: Tensor) -> Tensor:
+        image = laid_out(image)
+        return functional.relu(self.branch(image) + (image if self.skip is None else self.skip(image)))
+
+
+def _stem(channels: int, width: int, made_for: int) -> nn.Module:
+    size, stride = {32: (3, 1), 64: (3, 2), 224: (7, 2)}[made_for]
+    layers = OrderedDict(_norm_conv("", channels, width, size, stride), relu=nn.ReLU())
+    if made_for == 224:
+        layers["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    return Stem(layers)
+
+
+def _norm_conv(
+    number: str, channels: int, out: int, size: int, stride: int = 1, groups: int = 1
+) -> OrderedDict[str, nn.Module]:
+    """A convolution and its norm."""
+    conv = nn.Conv2d(channels, out, size, stride=stride, padding=size // 2, groups=groups, bias=False)
+    return OrderedDict({f"conv{number}": conv, f"norm{number}": nn.BatchNorm2d(out)})
+
+
+def _skip(channels: int, out: int, stride: int) -> nn.Module | None:
+    return nn.Sequential(_norm_conv("", channels, out, 1, stride)) if stride > 1 or channels != out else None
+
+
+def _basic(channels: int, out: int, stride: int) -> nn.Module:
+    branch = OrderedDict(_norm_conv("1", channels, out, 3, stride), relu1=nn.ReLU(), **_norm_conv("2", out, out, 3))
+    return Residual(nn.Sequential(branch), _skip(channels, out, stride))
+
+
+def _bottleneck(channels: int, inner: int, out: int, stride: int, *, groups: int) -> nn.Module:
+    branch = OrderedDict(
+        _norm_conv("1", channels, inner, 1),
+        relu1=nn.ReLU(),
+        **_norm_conv("2", inner, inner, 3, stride, groups),
+        relu2=nn.ReLU(),
+        **_norm_conv("3", inner, out, 1),
+    )
+    return Residual(nn.Sequential(branch), _skip(channels, out, stride))

@@ -1,0 +1,69 @@
+"""VGG-16, layer by layer: `conv1` … `conv13`, `pool`, `hidden1`, `hidden2`, `head`.
+
+Five of the convolutions end with a halving of the image, so 224 points become 7 and 32 become 1. The published hidden
+layers of 4096 are for 7 x 7 points; with the stems 32 and 64 an image becomes one point, and those layers have 512.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from weft.train.facts import Facts
+from weft.train.models.options import VGG, stem_for
+
+STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # times the width, convolutions
+
+
+def build_vgg(options: VGG, facts: Facts) -> nn.Sequential:
+    """A model with random weights, as PyTorch's reference draws them."""
+    points = 7 if stem_for(options.stem, facts.size) == 224 else 1
+    hidden = options.hidden or options.width * (64 if points == 7 else 8)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels = facts.channels
+    for times, count in STAGES:
+        for number in range(count):
+            last = number == count - 1
+            layers[f"conv{len(layers) + 1}"] = _convolution(channels, times * options.width, options, halved=last)
+            channels = times * options.width
+    layers["pool"] = Flat(points)
+    for number, given in enumerate((channels * points**2, hidden), 1):
+        linear = nn.Linear(given, hidden)
+        layers[f"hidden{number}"] = nn.Sequential(
+            OrderedDict(linear=linear, relu=nn.ReLU(), dropout=nn.Dropout(options.dropout))
+        )
+    layers["head"] = nn.Linear(hidden, facts.classes)
+    model = nn.Sequential(layers)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            narrow = 0.64 / math.sqrt(module.in_features)  # 0.01 is meant for inputs of 4096 and more
+            nn.init.normal_(module.weight, std=max(0.01, narrow))
+        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    return model
+
+
+class Flat(nn.Module):
+    """Every channel as so many points each way, in one row."""
+
+    def __init__(self, points: int) -> None:
+        super().__init__()
+        self.points = points
+
+    def forward(self, image: Tensor) -> Tensor:
+        return functional.adaptive_avg_pool2d(image, self.points).flatten(1)
+
+
+def _convolution(channels: int, out: int, options: VGG, *, halved: bool) -> nn.Module:
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv=nn.Conv2d(channels, out, 3, padding=1))
+    if options.batch_norm:
+        layers["norm"] = nn.BatchNorm2d(out)
+    layers["relu"] = nn.ReLU()
+    if halved:
+        layers["pool"] = nn.MaxPool2d(2, ceil_mode=True)  # 28 points last as long as 32
+    return nn.Sequential(layers)

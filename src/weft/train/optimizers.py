@@ -1,0 +1,55 @@
+"""Optimizers by name, and how their learning rate goes over a run."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from weft import own
+from weft.runtime.cures import NAdamW
+from weft.train.job import Training
+
+CLASSES: dict[str, Any] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "nadam": torch.optim.NAdam,
+    "nadamw": NAdamW,
+    "radam": torch.optim.RAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "adamax": torch.optim.Adamax,
+}
+
+
+def optimizer_of(train: Training) -> Callable[[list[Parameter]], Optimizer]:
+    """A function from parameters to the optimizer that a job names, with the settings that it knows."""
+    if ":" in train.optimizer:
+        function = own.load(train.optimizer)
+        return lambda parameters: function(params=parameters, lr=train.lr)
+    make = CLASSES[train.optimizer]
+    known = inspect.signature(make).parameters
+    given = {"momentum": train.momentum, "betas": tuple(train.betas), "weight_decay": train.weight_decay}
+    settings = {name: value for name, value in given.items() if name in known}
+    return lambda parameters: make(parameters, lr=train.lr, **settings)
+
+
+def scheduler_of(train: Training, updates: int) -> Callable[[Optimizer], LRScheduler]:
+    """A function from an optimizer to a scheduler of its rate over so many updates."""
+    return lambda optimizer: LambdaLR(optimizer, lambda update: share(train, update, updates))
+
+
+def share(train: Training, update: int, updates: int) -> float:
+    """The share of the highest rate that an update is made with."""
+    if update < train.warmup:
+        return (update + 1) / (train.warmup + 1)
+    done = min(1.0, (update - train.warmup) / max(1, updates - train.warmup))
+    fallen = {"constant": 0.0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}[train.decay]
+    return 1 - (1 - train.floor) * fallen

@@ -1,0 +1,72 @@
+"""From the folder of a run to its page, or of several runs to one page; torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.draw.report import Run, report
+from weft.output import write_text
+from weft.train.folder import Folder
+from weft.train.metrics import read
+
+
+def write_report(folder: Folder) -> None:
+    """`report.html` of one run."""
+    summary = folder.summary()
+    if summary is None:
+        return
+    run = run_of(folder, name=folder.path.name)
+    page = report([run], title=summary["title"], metric=summary["metric"], reference=reference(summary))
+    write_text(folder.report, page)
+
+
+def run_of(folder: Folder, *, name: str) -> Run:
+    """A run as the page shows it."""
+    lines, summary = read(folder.path / "metrics.jsonl"), folder.summary() or {}
+    ranks = summary.get("ranks", [])
+    return Run(
+        name=name,
+        group=summary.get("schedule", name),
+        figures=figures(summary),
+        training=[line for line in lines if line["kind"] == "train"],
+        evaluations=[line for line in lines if line["kind"] == "evaluation"],
+        memory=[rank["peak_bytes"] for rank in ranks],
+        bubbles=[rank["bubble"] for rank in ranks],
+        timeline=folder.text("timeline.svg"),
+        configuration=folder.text("job.toml"),
+        sample=folder.text("sample.txt"),
+    )
+
+
+def figures(summary: dict[str, Any]) -> dict[str, str]:
+    """The headline of a run."""
+    if not summary:
+        return {}
+    from weft.runtime.report import amount
+    from weft.train.display import clock
+
+    shown = {
+        "outcome": f"{summary['how']}, {summary['update']:,} of {summary['updates']:,} updates",
+        "training time": clock(summary["seconds"]),
+        "throughput": f"{summary['samples_per_second']:.1f} samples/s",
+        "bubble": f"{bubble(summary):.1%}",
+        "memory, largest rank": amount(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
+    }
+    shown |= {f"held-out {name}": f"{value:.4g}" for name, value in summary["final"].items()}
+    if summary["best"]:
+        shown[f"best {summary['metric']}"] = f"{summary['best']['value']:.4g} at update {summary['best']['update']:,}"
+    if summary["restarts"]:
+        shown["restarts"] = str(summary["restarts"])
+    return shown
+
+
+def bubble(summary: dict[str, Any]) -> float:
+    """The mean over all ranks."""
+    ranks = summary["ranks"]
+    return float(sum(rank["bubble"] for rank in ranks) / len(ranks))
+
+
+def reference(summary: dict[str, Any]) -> tuple[str, float] | None:
+    """A line that a language model's loss has to fall below."""
+    entropy = summary["entropy"]
+    return None if entropy is None or summary["metric"] != "loss" else ("entropy of single tokens", entropy)

@@ -1,0 +1,167 @@
+"""From a job to a pipeline that can be fed: data where it is needed, the model, the pipeline itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.errors import WeftError
+from weft.runtime import Pipeline, cures
+from weft.runtime.cures import Cure
+from weft.schedule import Schedule, lower
+from weft.train.data import Data, Draw, entropy, open_data
+from weft.train.data.order import Order, checksum
+from weft.train.facts import Facts
+from weft.train.job import Job, schedule_of
+from weft.train.models import Net, build_model
+from weft.train.optimizers import optimizer_of, scheduler_of
+from weft.train.peers import Peers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one rank gets of a mini-batch, and a checksum of which samples they are."""
+
+    inputs: Any
+    targets: Any
+    checksum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """The data of a job as one rank sees it: the halves of a batch that it needs, of the same samples everywhere."""
+
+    job: Job
+    facts: Facts
+    entropy: float | None  # of single tokens, in nats
+    train: int  # samples
+    validation: int
+    inputs: bool  # whether this rank needs them
+    targets: bool
+    data: Data | None
+
+    @property
+    def order(self) -> Order:
+        return Order(self.train, self.job.train.batch, self.job.train.seed)
+
+    @property
+    def updates(self) -> int:
+        """Mini-batches of the whole run."""
+        train = self.job.train
+        return train.epochs * self.order.per_epoch if train.epochs else train.updates
+
+    def batch(self, update: int) -> Batch:
+        """The mini-batch of an update, which counts from 0 over the whole run: a function of that and the seed."""
+        indices = self.order.indices(update)
+        return self._batch(indices, Draw(seed=self.job.train.seed, epoch=self.order.epoch(update)), held_out=False)
+
+    def held_out(self) -> Iterator[tuple[Any, Any]]:
+        """What the model is judged on, batch by batch."""
+        many = min(self.validation, self.job.evaluate.samples or self.validation)
+        size = self.job.evaluate.batch or self.job.train.batch
+        for first in range(0, many, size):
+            batch = self._batch(np.arange(first, min(many, first + size)), None, held_out=True)
+            yield batch.inputs, batch.targets
+
+    def _batch(self, indices: np.ndarray[Any, Any], draw: Draw | None, *, held_out: bool) -> Batch:
+        inputs = targets = None
+        if self.data is not None:
+            part = self.data.validation if held_out else self.data.train
+            inputs = part.inputs(indices, draw) if self.inputs else None
+            targets = part.targets(indices, draw) if self.targets else None
+        return Batch(inputs=inputs, targets=targets, checksum=checksum(indices))
+
+
+def supply_of(job: Job, peers: Peers) -> Supply:
+    """Open the data on the ranks that need it; the rank of the first chunk tells the others about it."""
+    schedule = schedule_of(job)
+    mine = set(range(schedule.stages)) if peers.world == 1 else {peers.rank % schedule.stages}
+    inputs, targets = schedule.placement[0] in mine, schedule.placement[-1] in mine
+    data = open_data(job.data, seed=job.train.seed, inputs=inputs, targets=targets) if inputs or targets else None
+    told = None if data is None else _about(data, targets=targets)
+    everyone = peers.everyone(told)
+    first = everyone[schedule.placement[0] if peers.world > 1 else 0]
+    for rank, one in enumerate(everyone):
+        for what in ("samples", "fingerprints"):
+            if one is not None and one[what] != first[what]:
+                raise WeftError(
+                    f"all ranks must read the same data ({what} of rank {schedule.placement[0]}: {first[what]}, of "
+                    f"rank {rank}: {one[what]}); give them the same files"
+                )
+    train, validation = first["samples"]
+    supply = Supply(
+        job=job,
+        facts=Facts(**first["facts"]),
+        entropy=next((one["entropy"] for one in everyone if one is not None and one["entropy"] is not None), None),
+        train=train,
+        validation=validation,
+        inputs=inputs,
+        targets=targets,
+        data=data,
+    )
+    if supply.order.per_epoch == 0:
+        raise WeftError(f"train.batch is more than there are samples ({job.train.batch}, {train}); use {train} or less")
+    return supply
+
+
+def _about(data: Data, *, targets: bool) -> dict[str, Any]:
+    return {
+        "facts": asdict(data.train.facts),
+        "samples": [len(data.train), len(data.validation)],
+        "fingerprints": [data.train.fingerprint, data.validation.fingerprint],
+        "entropy": entropy(data.train) if targets and data.train.facts.task == "language" else None,
+    }
+
+
+def facts_of(job: Job) -> Facts:
+    """The facts of a job's data, without a run."""
+    return open_data(job.data, seed=job.train.seed, targets=False).train.facts
+
+
+def net_of(job: Job, facts: Facts) -> Net:
+    net = build_model(job.model, facts, seed=job.train.seed)
+    known = ("loss", *net.metrics)
+    if job.evaluate.metric not in known:
+        raise WeftError(f"evaluate.metric is one of {', '.join(known)} for this task (got {job.evaluate.metric!r})")
+    return net
+
+
+def pipeline_of(job: Job, net: Net, *, updates: int) -> Pipeline:
+    """The pipeline of a job, on the ranks that are there or on virtual ones."""
+    schedule, choice = schedule_of(job), job.schedule
+    predicts = bool(lower(schedule).predicts.any())
+    return Pipeline(
+        net.model,
+        loss_fn=net.loss_fn,
+        optimizer=optimizer_of(job.train),
+        lr_scheduler=scheduler_of(job.train, updates),
+        schedule=schedule,
+        replicas=choice.replicas,
+        balance=choice.balance or "parameters",
+        recompute=choice.recompute,
+        clip_norm=job.train.clip_norm or None,
+        precision="bf16" if job.train.precision == "bf16" else None,
+        nan="skip" if job.train.nan == "skip" else "stop",
+        seed=job.train.seed,
+        deadline=choice.deadline,
+        predict={"bias": choice.bias, "extrapolation": choice.extrapolation} if predicts else None,
+        cure=_cure(job),
+        telemetry=job.log.telemetry or None,
+    )
+
+
+def _cure(job: Job) -> Cure | None:
+    made: dict[str, Callable[[], Cure | None]] = {
+        "none": lambda: None,
+        "pipemare": lambda: cures.PipeMare(anneal=job.schedule.anneal),
+        "gapaware": cures.GapAware,
+    }
+    return made[job.schedule.cure]()
+
+
+def title_of(job: Job, schedule: Schedule) -> str:
+    replicas = f" x {job.schedule.replicas} replicas" if job.schedule.replicas > 1 else ""
+    return f"{job.model.name} on {job.data.name}: {schedule.title}{replicas}"

@@ -1,0 +1,127 @@
+"""The process that `weft train` is: starts the ranks, passes on a wish to stop, starts them again when one dies.
+
+Under torchrun there is no such process: each rank calls
+`train` by itself, and torchrun has restarts of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from weft.errors import RunError, WeftError
+from weft.runtime.checkpoint import inspect
+from weft.runtime.launch import launch
+from weft.train.folder import Folder
+from weft.train.job import Job, ranks_of
+from weft.train.reporting import write_report
+
+
+def run(job: Job, folder: Folder, *, checkpoint: str = "", max_restarts: int = 0, show: str = "live") -> dict[str, Any]:
+    """Train a job to its end in a folder; from a checkpoint (`latest`, …) if one is named. What came out."""
+    start = None if not checkpoint else _checked(folder, checkpoint)
+    under_torchrun = os.environ.keys() >= {"RANK", "WORLD_SIZE"}
+    if not under_torchrun or os.environ["RANK"] == "0":
+        folder.write_job(job)
+        folder.sweep()
+    if job.schedule.virtual or under_torchrun:
+        summary = _here(job, folder, None if start is None else str(start), show)
+    else:
+        summary = _supervised(job, folder, None if start is None else str(start), max_restarts, show)
+    if not under_torchrun or os.environ["RANK"] == "0":
+        write_report(folder)
+    return summary
+
+
+def _checked(folder: Folder, which: str) -> Path | None:
+    """A checkpoint that is whole to the last byte, before any rank is started."""
+    found = folder.find(which)
+    if found is not None:
+        try:
+            inspect(found)
+        except WeftError as problem:
+            raise WeftError(f"{problem}, such as the one before this: --checkpoint previous") from None
+    return found
+
+
+def _here(job: Job, folder: Folder, start: str | None, show: str) -> dict[str, Any]:
+    """As the rank that this process is, or with all of them as virtual ones."""
+    import torch
+
+    from weft.train.loop import train
+
+    if job.schedule.virtual:
+        torch.set_num_threads(job.train.threads)
+        return train(job, str(folder), start, 0, show)
+    ranks = ranks_of(job)
+    return launch(train, job, str(folder), start, 0, show, ranks=ranks, threads=job.train.threads)[0]
+
+
+def _supervised(job: Job, folder: Folder, start: str | None, max_restarts: int, show: str) -> dict[str, Any]:
+    restarts = 0
+    with _stopping(job.checkpoint.grace) as stop:
+        while True:
+            try:
+                arguments = (job, str(folder), start, restarts, show)
+                return launch(_train, *arguments, ranks=ranks_of(job), threads=job.train.threads, stop=stop)[0]
+            except RunError as problem:
+                _show_cursor()
+                if problem.mistake is not None:
+                    raise WeftError(problem.mistake) from problem
+                if restarts == max_restarts or stop.is_set():
+                    raise
+                restarts += 1
+                found = folder.find("latest")
+                start = None if found is None else str(found)
+                where = "the beginning" if found is None else found.name
+                cause = str(problem).splitlines()[0]
+                print(f"weft: {cause}; restart {restarts} of {max_restarts}, from {where}", file=sys.stderr, flush=True)
+                folder.sweep()
+
+
+def _train(*arguments: Any) -> dict[str, Any]:
+    """What a rank runs; here, so that this process need not import the loop, and torch with it."""
+    from weft.train.loop import train
+
+    return train(*arguments)
+
+
+@contextlib.contextmanager
+def _stopping(grace: float) -> Iterator[threading.Event]:
+    """An event that the first SIGTERM or Ctrl-C sets; the second leaves at once."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        words = f"stopping: the mini-batch is finished and saved ({grace:g} s at the most); once more to leave at once"
+        os.write(2, f"weft: {words}\n".encode())
+        signal.alarm(math.ceil(grace))
+
+    def late(number: int, frame: Any) -> None:
+        raise RunError(
+            f"the run did not stop within checkpoint.grace ({grace:g} s) and was ended; the last checkpoint stands"
+        )
+
+    handlers = {signal.SIGTERM: ask, signal.SIGINT: ask, signal.SIGALRM: late}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield stop
+    finally:
+        signal.alarm(0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show_cursor() -> None:
+    """A killed rank may have left the terminal without one."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[?25h")

@@ -1,0 +1,481 @@
+"""A run that was saved and goes on in another pipeline ends as the one that was not stopped, to the bit.
+
+The other pipeline has another model of the same form, so all that matters has to come from the checkpoint. At the end,
+what is left out on purpose shows: these tests would notice.
+"""
+
+import copy
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.runtime.models import MODELS, OPTIMIZERS, WIDTH, batches, loss_fn
+from torch import Tensor, nn
+from torch.optim import lr_scheduler as schedulers
+
+import weft
+from weft.runtime import checkpoint
+from weft.runtime.cures.base import Treatment
+from weft.runtime.cures.gapaware import _Damped
+from weft.runtime.cures.pipemare import _Rescheduled
+from weft.runtime.pipeline import Pipeline
+from weft.runtime.prediction import Predictor, _Ahead
+
+ROOT = str(Path(__file__).parents[2])
+BEFORE, AFTER = 3, 3  # mini-batches
+EXACT, DECAYED = {"versions": "exact"}, {"extrapolation": "decayed"}
+ONE = {"microbatches": 1}  # so that predictions look several updates ahead
+MARE = {"cure": weft.cures.PipeMare(anneal=20), "microbatches": 1}
+
+
+def dropping() -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.2)) for _ in range(8)))
+
+
+class Turn(nn.Module):
+    """A complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (x * self.turn).real
+
+
+class Words(nn.Embedding):
+    """Sparse gradients, of words made from the signs of a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward((x[:, :4] > 0).long() @ torch.tensor([1, 2, 4, 8])) + x
+
+
+def odd() -> nn.Sequential:
+    """Complex numbers, sparse gradients, a layer that is not trained, one parameter thrice, and what nothing uses."""
+    layers: list[nn.Module] = [Words(WIDTH, WIDTH, sparse=True), Turn(), *(nn.Linear(WIDTH, WIDTH) for _ in range(6))]
+    layers[4].weight = layers[5].weight = layers[2].weight
+    layers[3].requires_grad_(False)
+    layers[6].register_parameter("idle", nn.Parameter(torch.ones(3)))
+    model = nn.Sequential(*layers)
+    model.register_buffer("elsewhere", torch.randn(3))
+    return model
+
+
+KINDS: dict[str, Callable[[], nn.Sequential]] = MODELS | {"dropping": dropping, "odd": odd}
+
+
+class Ramp:
+    """A function with a state of its own, which its scheduler saves."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, update: int) -> float:
+        self.asked += 1
+        return 1 / (1 + self.asked)
+
+
+class Wide(torch.optim.Optimizer):
+    """Keeps its sums in another dtype than the weights."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.param_groups[0]["params"]:
+            total = self.state[one].setdefault("total", torch.zeros_like(one, dtype=torch.float64))
+            one.sub_(total.add_(one.grad.double() / 3).float(), alpha=0.01)
+
+
+def in_two(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Two groups, one of them empty in some chunks."""
+    matrices, others = ([one for one in params if (one.ndim > 1) == large] for large in (True, False))
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0, "lr": 0.02}]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = OPTIMIZERS | {
+    "in two": in_two,
+    "nesterov": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+    "nadamw": lambda params: weft.cures.NAdamW(params, lr=0.01),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.05),
+    "wide": Wide,
+    "tensor": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01)),
+}
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "": lambda one: None,
+    "lambda": lambda one: schedulers.LambdaLR(one, lambda update: 1 / (1 + update)),
+    "ramp": lambda one: schedulers.LambdaLR(one, Ramp()),
+    "cycle": lambda one: schedulers.OneCycleLR(one, 0.1, total_steps=9),
+    "cosine": lambda one: schedulers.CosineAnnealingLR(one, T_max=5),
+    "steps": lambda one: schedulers.MultiStepLR(one, milestones=[2, 4, 4]),
+    "sequence": lambda one: schedulers.SequentialLR(
+        one, [schedulers.LinearLR(one, 0.1, total_iters=4), schedulers.ExponentialLR(one, 0.7)], milestones=[4]
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    schedule: str
+    stages: int = 2
+    model: str = "dropping"
+    optimizer: str = "adamw"
+    lr_scheduler: str = ""
+    bad: tuple[int, ...] = ()  # mini-batches whose loss is not a number
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [self.schedule, f"p{self.stages}", self.model, self.optimizer, self.lr_scheduler]
+        words += [f"{name}={value}" for name, value in self.options.items()]
+        return "-".join(word for word in words if word)
+
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        shaped = self.model if self.model in MODELS else "mlp"
+        given = list(batches(shaped, BEFORE + AFTER))
+        for t in self.bad:
+            given[t] = (given[t][0] * math.nan, given[t][1])
+        return given
+
+
+PREDICTING = ["xpipe", "spectrain", "pipeoptim"]
+METHODS = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", *PREDICTING]
+CASES = [
+    *(Case(schedule=name) for name in METHODS),
+    *(Case(schedule=name, stages=4, optimizer="momentum") for name in ("1f1b", "pipedream", "wpipe", "xpipe")),
+    *(Case(schedule=name, options={"predict": EXACT}) for name in ("xpipe", "2bw", "wpipe")),
+    *(Case(schedule=name, optimizer="sgd") for name in PREDICTING),
+    Case(schedule="wpipe", optimizer="nesterov", options={"predict": EXACT}),
+    *(Case(schedule="xpipe", optimizer=name, options={"predict": DECAYED}) for name in ("adamw", "adafactor")),
+    *(Case(schedule="xpipe", stages=4, lr_scheduler=name, options=ONE) for name in SCHEDULERS if name),
+    Case(schedule="spectrain", optimizer="momentum", lr_scheduler="cycle", options={"predict": DECAYED}),
+    *(Case(schedule="1f1b", lr_scheduler=name) for name in ("lambda", "sequence")),
+    Case(schedule="2bw", optimizer="in two", lr_scheduler="cosine"),
+    Case(schedule="2bw", optimizer="tensor", lr_scheduler="lambda"),
+    *(Case(schedule="wpipe", optimizer=name) for name in ("foreach", "fused", "nadamw", "wide")),
+    Case(schedule="pipedream", stages=4, bad=(1, 4), options=MARE | {"nan": "skip"}),
+    Case(schedule="2bw", lr_scheduler="cosine", options={"cure": weft.cures.GapAware(decay=0.9)}),
+    Case(schedule="xpipe", optimizer="sgd", options={"cure": weft.cures.GapAware(decay=0.9)}),
+    *(Case(schedule=name, model="conv", options={"replicas": 2, "microbatches": 2}) for name in ("1f1b", "wpipe")),
+    *(Case(schedule=name, model="transformer", options={"clip_norm": 0.1}) for name in ("1f1b", "2bw", "wpipe")),
+    Case(schedule="xpipe", model="transformer", stages=4, options={"replicas": 2, "microbatches": 2}),
+    *(Case(schedule=name, bad=(1, 2, 4), options={"nan": "skip"}) for name in ("2bw", "wpipe")),
+    Case(schedule="wpipe", model="conv", stages=4),
+    *(Case(schedule=name, model="odd", optimizer="sgd") for name in ("2bw", "xpipe")),
+    Case(schedule="xpipe", model="odd", optimizer="sgd", options={"predict": DECAYED}),
+]  # fmt: skip
+
+
+def pipeline(case: Case, *, seed: int, **options: Any) -> Pipeline:
+    chosen: dict[str, Any] = {"microbatches": case.stages} | case.options | options
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = KINDS[case.model]()
+    return Pipeline(
+        model,
+        loss_fn=loss_fn,
+        optimizer=MAKERS[case.optimizer],
+        schedule=case.schedule,
+        stages=None if dist.is_initialized() else case.stages,
+        lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
+        **chosen,
+    )
+
+
+def states(pipe: Pipeline) -> dict[str, Any]:
+    """All that the optimizers hold, by parameter name."""
+    found: dict[str, Any] = {}
+    for built in pipe._built.values():
+        for one in built.chunk.sets:
+            optimizer = one.optimizer
+            if optimizer is None:
+                continue
+            members = [(live, group) for group in optimizer.param_groups for live in group["params"]]
+            for live, group in members:
+                name = next(n for n, other in zip(one.names, one.versions.live, strict=True) if other is live)
+                options = {key: value for key, value in group.items() if key != "params"}
+                found.setdefault(name, (options, dict(optimizer.state.get(live, {}))))
+    return found
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return type(other) is tuple and all(map(equal, one, other))
+    return bool(one == other) or one is other or (one != one and other != other)
+
+
+def advance(pipe: Pipeline, given: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """Train, and tell all that came out."""
+    for inputs, targets in given:
+        pipe.step(inputs, targets)
+    result = pipe.flush()
+    return {
+        "weights": pipe.state_dict(),
+        "optimizers": copy.deepcopy(states(pipe)),
+        "copies": {
+            f"{replica} {name}": built.tensor(name).detach().clone()
+            for (replica, _), built in pipe._built.items()
+            for name in built.state
+        },
+        "result": (result.loss, result.minibatch, result.skipped, result.norm),
+    }
+
+
+def both(case: Case, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What comes out of a run that is saved and goes on, and of another pipeline that loads it."""
+    data = case.batches()
+    going = pipeline(case, seed=1)
+    for batch in data[:BEFORE]:
+        going.step(*batch)
+    going.save(path, extra={"epoch": 1})
+    expected = advance(going, data[BEFORE:])
+    resumed = pipeline(case, seed=2)
+    assert resumed.load(path) == {"epoch": 1}
+    return expected, advance(resumed, data[BEFORE:])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_resumed_run_is_the_same_to_the_bit(case: Case, tmp_path: Path) -> None:
+    expected, found = both(case, tmp_path / "saved")
+    assert found["result"][1:3] == (BEFORE + AFTER - 1, len(case.bad))
+    for what in expected:
+        assert equal(expected[what], found[what]), what
+    assert not equal(expected["weights"], checkpoint.read_model(tmp_path / "saved"))
+
+
+def test_a_pipeline_that_has_trained_goes_back(tmp_path: Path) -> None:
+    """Whatever it held is replaced: moments, last gradients, counts; also what is in flight."""
+    case = Case(schedule="xpipe", optimizer="sgd", lr_scheduler="cycle")
+    data = case.batches()
+    pipe = pipeline(case, seed=1)
+    new = pipeline(case, seed=2)
+    new.save(tmp_path / "new")
+    for batch in data[:BEFORE]:
+        pipe.step(*batch)
+    pipe.save(tmp_path / "saved")
+    expected = advance(pipe, data[BEFORE:])
+    pipe.step(*data[0])
+    pipe.load(tmp_path / "saved")
+    assert equal(advance(pipe, data[BEFORE:]), expected)
+    pipe.load(tmp_path / "new")
+    assert pipe.flush() == weft.Result(loss=None, minibatch=None, skipped=0, norm=None)
+    assert equal(advance(pipe, data), advance(new, data))
+
+
+# Other cuts
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [("dropping", "adamw"), ("transformer", "in two"), ("transformer", "momentum"), ("odd", "sgd")],
+)
+def test_another_schedule_goes_on(model: str, optimizer: str, tmp_path: Path) -> None:
+    """From 4 stages of wpipe to 2 of 1f1b: the same weights and optimizer state by name, and what follows is what
+    follows in a pipeline of that kind which is given both by hand."""
+    scheduled = "cosine" if optimizer == "in two" else ""
+    source = Case(schedule="wpipe", stages=4, model=model, optimizer=optimizer, lr_scheduler=scheduled)
+    target = replace(source, schedule="1f1b", stages=2)
+    data = source.batches()
+    saved = pipeline(source, seed=1)
+    for batch in data[:BEFORE]:
+        saved.step(*batch)
+    saved.save(tmp_path / "saved")
+    loaded, given = (pipeline(target, seed=seed, balance=[5, 3]) for seed in (2, 3))
+    loaded.load(tmp_path / "saved")
+    assert equal(loaded.state_dict(), saved.state_dict())
+    assert equal(states(loaded), states(saved))
+    assert equal(dict(saved.state_dict()), checkpoint.read_model(tmp_path / "saved"))
+    given.load_state_dict(saved.state_dict())
+    by_name = states(saved)
+    for one in (one for built in given._built.values() for one in built.chunk.sets):
+        for name, live in zip(one.names, one.versions.live, strict=True):
+            if by_name[name][1] and one.optimizer is not None:
+                one.optimizer.state[live] = copy.deepcopy(by_name[name][1])
+        for _ in range(BEFORE if one.lr_scheduler is not None else 0):
+            one.optimizer._opt_called = True  # type: ignore[union-attr]
+            one.lr_scheduler.step()  # type: ignore[union-attr]
+    for worker in given._transport.workers:
+        worker.begun = BEFORE
+    after, expected = advance(loaded, data[BEFORE:]), advance(given, data[BEFORE:])
+    assert equal(after["weights"], expected["weights"])
+    assert equal(after["optimizers"], expected["optimizers"])
+    loaded.save(tmp_path / "later")
+    again = pipeline(source, seed=4)
+    again.load(tmp_path / "later")
+    assert equal(states(again), states(loaded))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Case(schedule="xpipe", stages=4), Case(schedule="wpipe", stages=2, options={"predict": EXACT})),
+        (Case(schedule="1f1b", optimizer="sgd"), Case(schedule="xpipe", optimizer="sgd", stages=4)),
+        (Case(schedule="xpipe", optimizer="sgd", stages=4), Case(schedule="xpipe", optimizer="sgd", stages=1)),
+        (Case(schedule="2bw", lr_scheduler="cycle"), Case(schedule="xpipe", stages=4, lr_scheduler="cycle")),
+        (Case(schedule="1f1b"), Case(schedule="2bw", options={"cure": weft.cures.GapAware()})),
+        (Case(schedule="1f1b", options={"replicas": 2, "microbatches": 2}), Case(schedule="interleaved")),
+        (Case(schedule="1f1b"), Case(schedule="zb-h1", stages=4, options={"replicas": 2, "microbatches": 2})),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_any_schedule_goes_on(source: Case, target: Case, tmp_path: Path) -> None:
+    """What only the target remembers starts anew; there and back, nothing is lost."""
+    saved = pipeline(source, seed=1)
+    before = advance(saved, source.batches()[:BEFORE])
+    saved.save(tmp_path / "there")
+    other = pipeline(target, seed=2)
+    other.load(tmp_path / "there")
+    other.save(tmp_path / "back")
+    assert equal(states(other), before["optimizers"])
+    advance(other, target.batches()[BEFORE:])
+    again = pipeline(source, seed=3)
+    again.load(tmp_path / "back")
+    for what in ("weights", "optimizers"):
+        assert equal(advance(again, [])[what], before[what])
+
+
+def test_pipemare_goes_on_where_the_run_is(tmp_path: Path) -> None:
+    """It counts the updates of the run, also those before a chunk came late."""
+    early = Case(schedule="1f1b", optimizer="momentum")
+    advance(saved := pipeline(early, seed=1), early.batches())
+    saved.save(tmp_path / "saved")
+    late = Case(schedule="pipedream", stages=4, optimizer="momentum", options=MARE)
+    pipe = pipeline(late, seed=2)
+    pipe.load(tmp_path / "saved")
+    counts = [
+        one.treatment._updates
+        for built in pipe._built.values()
+        for one in built.chunk.sets
+        if isinstance(one.treatment, _Rescheduled)
+    ]
+    assert set(counts) == {BEFORE + AFTER}
+
+
+# Real ranks
+
+
+def on_two_ranks(folder: str) -> dict[str, Any]:
+    """Save, go on; then what goes wrong on one rank, is refused on both, and leaves nothing behind."""
+    torch.set_num_threads(1)
+    case, path = REAL, Path(folder)
+    data = case.batches()
+    pipe = pipeline(case, seed=1)
+    for batch in data[:BEFORE]:
+        pipe.step(*batch)
+    pipe.save(path / "saved", extra=["rank", dist.get_rank()])
+    refusals = [refusal(functools.partial(pipe.save, path / "saved"))]
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def damaged(self: checkpoint.Checkpoint, file: str) -> None:
+        self.refuse(file, "was altered")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(checkpoint, "save_file", full)
+            patch.setattr(checkpoint.Checkpoint, "verify", damaged)
+        refusals.append(refusal(functools.partial(pipe.save, path / "full")))
+        refusals.append(refusal(functools.partial(pipe.load, path / "saved")))
+    after = advance(pipe, data[BEFORE:])["weights"]
+    with pipeline(case, seed=2) as other:
+        extra = other.load(path / "saved")
+        resumed = advance(other, data[BEFORE:])["weights"]
+    pipe.close()
+    return {
+        "refusals": refusals,
+        "weights": {name: one.tolist() for name, one in after.items()},
+        "same": equal(after, resumed),
+        "extra": extra,
+    }
+
+
+def refusal(work: Callable[[], Any]) -> str:
+    with pytest.raises(weft.WeftError) as caught:
+        work()
+    return str(caught.value)
+
+
+REAL = Case(schedule="wpipe", model="transformer", lr_scheduler="cosine")
+
+
+def test_real_ranks_save_what_virtual_ones_go_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    one, other = weft.launch(on_two_ranks, str(tmp_path), ranks=2)
+    assert one == other
+    assert one["same"]
+    assert one["extra"] == ["rank", 0]
+    assert "saved is there already" in one["refusals"][0]
+    assert "chunk-001.safetensors: No space left on device" in one["refusals"][1]
+    assert "state.json was altered" in one["refusals"][2]
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    pipe = pipeline(REAL, seed=3)
+    pipe.load(tmp_path / "saved")
+    after = advance(pipe, REAL.batches()[BEFORE:])["weights"]
+    assert {name: tensor.tolist() for name, tensor in after.items()} == one["weights"]
+
+
+# Controls: what is forgotten shows
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: None)
+
+
+FORGOTTEN: dict[str, tuple[Case, type, str]] = {
+    "predictor": (Case(schedule="xpipe", stages=4, optimizer="sgd"), Predictor, "resume"),
+    "moved": (Case(schedule="xpipe", stages=4, optimizer="momentum"), Predictor, "resume"),
+    "ahead": (Case(schedule="xpipe", stages=4, lr_scheduler="cycle", options=ONE), _Ahead, "resume"),
+    "gaps": (Case(schedule="2bw", options={"cure": weft.cures.GapAware(decay=0.9)}), _Damped, "resume"),
+    "rates": (
+        Case(schedule="pipedream", stages=4, options=MARE),
+        _Rescheduled,
+        "resume",
+    ),
+    "optimizer": (Case(schedule="1f1b"), torch.optim.AdamW, "load_state_dict"),
+    "scheduler": (Case(schedule="1f1b", lr_scheduler="lambda"), schedulers.LambdaLR, "load_state_dict"),
+    "statistics": (
+        Case(schedule="1f1b", model="conv", options={"replicas": 2, "microbatches": 2}),
+        Pipeline,
+        "_share_buffers",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_what_is_left_out_shows(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, owner, name = FORGOTTEN[what]
+    forget(monkeypatch, owner, name)
+    expected, found = both(case, tmp_path / "saved")
+    changed = "copies" if what == "statistics" else "weights"  # the model's are the first replica's
+    assert not equal(expected[changed], found[changed])
+
+
+def test_mini_batches_that_are_not_counted_show(tmp_path: Path) -> None:
+    case = Case(schedule="1f1b")
+    data = case.batches()
+    pipe = pipeline(case, seed=1)
+    for batch in data[:BEFORE]:
+        pipe.step(*batch)
+    pipe.save(tmp_path / "saved")
+    expected = advance(pipe, data[BEFORE:])
+    other = pipeline(case, seed=2)
+    other.load(tmp_path / "saved")
+    for worker in other._transport.workers:
+        worker.begun = 0
+    assert not equal(advance(other, data[BEFORE:])["weights"], expected["weights"])
+
+
+def test_the_treatment_of_no_cure_has_nothing_to_keep() -> None:
+    assert Treatment().state(0) is None

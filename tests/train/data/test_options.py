@@ -1,0 +1,59 @@
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.errors import WeftError
+from weft.train.data.options import DATA, Cifar10, Glue, Hub, ImageFolder, Mnist, OwnData, Parquet, TextFiles
+
+
+def test_options_are_there_without_torch() -> None:
+    code = "import sys, weft.train.data, weft.train.data.prefetch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_every_entry_has_its_name_first_and_says_what_its_keys_mean(name: str) -> None:
+    kind = DATA[name]
+    assert dataclasses.fields(kind)[0].name == "name"
+    assert kind().name == name
+    assert kind.__doc__
+    assert "(" not in kind.__doc__.split("\n")[0][:5]  # not the one that dataclasses make up
+    assert all(field.metadata for field in dataclasses.fields(kind))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (TextFiles(), "data.path must be a file, a folder of files or a pattern .it is empty"),
+        (TextFiles(path="none/*.txt"), "data.path: nothing at 'none/.*'; looked for a file, a folder"),
+        (TextFiles(path=__file__, validation="none"), "data.validation: nothing at 'none'"),
+        (TextFiles(path=__file__, tokens="wordpiece"), "data.vocabulary must be the vocabulary file"),
+        (TextFiles(path=__file__, vocabulary_size=100), "of wordpiece .data.tokens: bytes"),
+        (TextFiles(path=__file__, tokens="wordpiece", vocabulary=__file__, vocabulary_size=3), "more .got 3"),
+        (Parquet(train="none.parquet"), "data.train: nothing at 'none.parquet'"),
+        (Cifar10(path="."), "data.path: no data_batch_1.bin in '.'"),
+        (Mnist(path="none"), "data.path must be a folder .there is none at 'none'"),
+        (ImageFolder(), "data.path must be a folder .it is empty"),
+        (Glue(path="."), "no train.tsv in '.'"),
+        (Hub(), "data.path must be a name on the hub"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_what_is_not_there_is_refused_with_the_key(options: Any, message: str) -> None:
+    with pytest.raises(WeftError, match=message):
+        options.check()
+
+
+def test_a_folder_is_searched_for_its_own_kind_of_file(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no table")
+    with pytest.raises(WeftError, match=r"a folder of \.parquet"):
+        Parquet(train=str(tmp_path)).check()
+    TextFiles(path=str(tmp_path)).check()
+
+
+def test_a_function_is_not_looked_up_before_it_runs() -> None:
+    OwnData(name="not.there:function").check()

@@ -1,0 +1,213 @@
+"""Models by name: sizes as published, forms of data, weights by seed, the user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch
+from torch import nn
+
+from weft.errors import WeftError
+from weft.train.config import section
+from weft.train.facts import Facts
+from weft.train.models import MODELS, OwnModel, build_model
+from weft.train.models.options import BERT, GPT, MLP, STEMS, Inception, ResNet, stem_for
+from weft.train.models.tasks import class_loss, token_loss, value_loss
+
+LARGE = Facts(task="classification", form="images", channels=3, size=224, classes=1000)
+PUBLISHED: list[tuple[dict[str, Any], Facts, int]] = [
+    ({"name": "resnet18"}, LARGE, 11_689_512),
+    ({"name": "resnet34"}, LARGE, 21_797_672),
+    ({"name": "resnet50"}, LARGE, 25_557_032),
+    ({"name": "resnet101"}, LARGE, 44_549_160),
+    ({"name": "resnet152"}, LARGE, 60_192_808),
+    ({"name": "resnext50_32x4d"}, LARGE, 25_028_904),
+    ({"name": "resnext101_32x8d"}, LARGE, 88_791_336),
+    ({"name": "vgg16"}, LARGE, 138_357_544),
+    ({"name": "vgg16", "batch_norm": True}, LARGE, 138_365_992),
+    ({"name": "inception_v3"}, LARGE, 23_834_568),
+    ({"name": "inception_v3", "auxiliary": True}, LARGE, 27_161_264),
+    ({"name": "gpt", "tied": True}, dataclasses.replace(TEXT, vocabulary=50257, context=1024), 124_439_808),
+    ({"name": "bert"}, dataclasses.replace(PAIRS, vocabulary=30522, context=128, classes=2), 109_483_778),
+]
+
+
+def fact_for(name: str) -> Facts:
+    return {"gpt": TEXT, "bert": PAIRS, "mlp": VALUES}.get(name, IMAGES)
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("said", "facts", "count"), PUBLISHED, ids=["-".join(map(str, one[0].values())) for one in PUBLISHED]
+)
+def test_full_models_have_the_published_number_of_parameters(said: dict[str, Any], facts: Facts, count: int) -> None:
+    size = "base" if said["name"] in ("gpt", "bert") else "full"
+    with torch.device("meta"):
+        model = build_model(MODELS[said["name"]](size=size, **said), facts, seed=0).model
+    assert parameters(model) == count
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_models_are_small_and_can_be_cut_for_four_ranks(name: str) -> None:
+    options: Any = section(MODELS[name], {"name": name}, "model")
+    facts = fact_for(name)
+    net = build_model(options, facts, seed=0)
+    inputs, targets = batch(facts, 2)
+    output = net.model(inputs)
+    assert output.shape == (targets.shape if facts.task == "regression" else (*targets.shape, output.shape[-1]))
+    assert torch.isfinite(net.loss_fn(output, targets))
+    assert 5_000 < parameters(net.model) < 4_000_000
+    assert len(net.model) >= 8  # wpipe has two chunks a rank
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 64), (3, 224)])
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "inception_v3"])
+def test_images_of_other_sizes(name: str, channels: int, size: int) -> None:
+    facts = dataclasses.replace(IMAGES, channels=channels, size=size)
+    model = build_model(MODELS[name](name=name), facts, seed=0).model.eval()
+    with torch.no_grad():
+        assert model(batch(facts, 1)[0]).shape == (1, 10)
+
+
+@pytest.mark.parametrize(("stem", "points"), [(32, 32), (64, 16), (224, 8)])
+def test_stems_shrink_images(stem: int, points: int) -> None:
+    model = build_model(ResNet(name="resnet18", stem=stem), IMAGES, seed=0).model
+    assert model.stem(batch(IMAGES, 1)[0]).shape[-1] == points
+
+
+def test_stems_by_size() -> None:
+    assert [stem_for(0, size) for size in (28, 32, 64, 96, 224)] == [32, 32, 64, 64, 224]
+    assert [stem_for(0, size, further=True) for size in (32, 64, 224)] == [64, 224, 224]
+    assert {stem_for(stem, 32) for stem in STEMS[1:]} == {32, 64, 224}
+
+
+def test_the_published_inception_leaves_8_of_299_points() -> None:
+    facts = dataclasses.replace(LARGE, size=299)
+    with torch.device("meta"):
+        model = build_model(Inception(name="inception_v3", size="full", auxiliary=True), facts, seed=0).model
+        images = torch.empty(2, 3, 299, 299)
+        shapes = {}
+        for name, layer in model.named_children():
+            images = layer(images)
+            shapes[name] = tuple((images[0] if isinstance(images, tuple) else images).shape[1:])
+    assert (shapes["stem5"], shapes["mixed3"]) == ((192, 35, 35), (288, 35, 35))
+    assert (shapes["mixed8"], shapes["mixed11"]) == ((768, 17, 17), (2048, 8, 8))
+
+
+def test_an_auxiliary_classifier_counts_in_training_only() -> None:
+    net = build_model(Inception(name="inception_v3", auxiliary=True, dropout=0.0), IMAGES, seed=0)
+    inputs, targets = batch(IMAGES, 2)
+    main, auxiliary = net.model(inputs)
+    expected = class_loss(main, targets) + 0.4 * class_loss(auxiliary, targets)
+    assert torch.allclose(net.loss_fn((main, auxiliary), targets), expected)
+    assert net.model.eval()(inputs).shape == main.shape
+
+
+def test_the_seed_alone_makes_the_weights() -> None:
+    def built(seed: int) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = build_model(GPT(name="gpt", size="tiny"), TEXT, seed=seed).model.state_dict()
+        return state
+
+    before = torch.random.get_rng_state()
+    first = built(1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(1)
+    assert all(torch.equal(tensor, first[name]) for name, tensor in built(1).items())
+    assert not torch.equal(built(2)["head.output.weight"], first["head.output.weight"])
+
+
+def test_initial_weights_of_a_gpt() -> None:
+    model = build_model(GPT(name="gpt"), dataclasses.replace(TEXT, vocabulary=256), seed=0).model
+    assert model.embedding.tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.feedforward0.down.weight.std().item() == pytest.approx(0.02 / (2 * 8) ** 0.5, rel=0.05)
+    assert model.attention0.projection.weight.std().item() == pytest.approx(0.02 / (2 * 8) ** 0.5, rel=0.05)
+    assert not model.feedforward3.up.bias.any()
+    inputs, targets = batch(TEXT, 2)
+    assert token_loss(model(inputs), targets).item() == pytest.approx(5.545, abs=0.15)  # of 256 equal chances
+
+
+def test_a_tied_gpt_has_one_matrix_for_both_ends() -> None:
+    model = build_model(GPT(name="gpt", size="tiny", tied=True), TEXT, seed=0).model
+    assert model.head.output.weight is model.embedding.tokens.weight
+    assert "head.output.weight" in model.state_dict()
+
+
+def test_a_gpt_sees_no_later_token() -> None:
+    model = build_model(GPT(name="gpt", size="tiny"), TEXT, seed=0).model
+    tokens = batch(TEXT, 1)[0]
+    other = tokens.clone()
+    other[0, 7:] = (other[0, 7:] + 1) % TEXT.vocabulary
+    one, two = model(tokens), model(other)
+    assert torch.allclose(one[:, :7], two[:, :7], atol=1e-6)
+    assert not torch.allclose(one[:, 7:], two[:, 7:], atol=1e-3)
+
+
+def test_what_is_said_goes_before_the_size() -> None:
+    said = GPT(name="gpt", layers=2, inner=100).resolved()
+    assert (said.layers, said.width, said.heads, said.inner) == (2, 128, 4, 100)
+    assert said.resolved() == said
+    assert MLP(name="mlp", width=7).resolved().width == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "message"),
+    [
+        (GPT(name="gpt"), PAIRS, "gpt takes tokens and learns language .*pairs, classification.*use bert"),
+        (ResNet(name="resnet18"), TEXT, "resnet18 takes images .* for such data use gpt"),
+        (MLP(name="mlp"), dataclasses.replace(VALUES, features=0), "mlp needs to know features"),
+        (MLP(name="mlp"), dataclasses.replace(VALUES, task="clasification"), "did you mean 'classification'"),
+        (GPT(name="gpt", width=130), TEXT, r"multiple of its heads \(width: 130, heads: 4\); use a width of 128"),
+        (BERT(name="bert", vocabulary=49), PAIRS, "bert of 49 tokens can't read data of 50"),
+        (GPT(name="gpt", positions=8), TEXT, "gpt of 8 positions can't read data of 12"),
+        (ResNet(name="resnet18", groups=2), IMAGES, "resnet18 has no groups"),
+        (Inception(name="inception_v3", stem=224), IMAGES, "needs 75 points"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: Any, facts: Facts, message: str) -> None:
+    with pytest.raises(WeftError, match=message):
+        build_model(options, facts, seed=0)
+
+
+OWN = """
+from torch import nn
+from weft.train.models import Net
+
+def layers(width, facts):
+    return [nn.Linear(facts.features, width), nn.Linear(width, facts.classes)]
+
+def whole(width):
+    def loss(output, target):
+        return output.sum()
+    return Net(model=nn.Sequential(nn.Linear(5, width)), loss_fn=loss)
+
+def nothing():
+    return 3
+"""
+
+
+def test_a_model_of_the_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    net = build_model(OwnModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
+    assert [layer.weight.shape for layer in net.model] == [(4, 5), (2, 4)]
+    assert net.loss_fn is value_loss
+    again = build_model(OwnModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
+    assert torch.equal(net.model[0].weight, again.model[0].weight)
+    own = build_model(OwnModel(name=f"{file}:whole", options={"width": 4}), VALUES, seed=0)
+    assert own.loss_fn(torch.ones(3), None) == 3
+    with pytest.raises(WeftError, match=r"must return an nn.Module.*\(got int\)"):
+        build_model(OwnModel(name=f"{file}:nothing"), VALUES, seed=0)
+
+
+def test_options_need_no_torch() -> None:
+    code = "import sys; import weft.train.models.options; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

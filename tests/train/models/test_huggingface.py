@@ -1,0 +1,177 @@
+"""GPT and BERT are those of transformers: the same logits with the same weights, whichever way these go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.train.models.cases import PAIRS, TEXT, batch
+from torch import nn
+
+from weft.errors import WeftError
+from weft.train.facts import Facts
+from weft.train.models import build_model, to_huggingface
+from weft.train.models.options import BERT, GPT
+
+Options: TypeAlias = "GPT | BERT"
+CASES: dict[str, tuple[Options, Facts]] = {
+    "gpt": (GPT(name="gpt", layers=2, width=16, heads=2, activation="gelu_new"), TEXT),
+    "gpt-exact": (GPT(name="gpt", layers=2, width=16, heads=2, inner=24), TEXT),
+    "gpt-tied": (GPT(name="gpt", layers=2, width=16, heads=2, tied=True), TEXT),
+    "bert": (BERT(name="bert", layers=2, width=16, heads=2, inner=24, epsilon=1e-6, positions=20), PAIRS),
+}
+
+
+def theirs(config: dict[str, Any]) -> Any:
+    """A model of transformers with random weights, also where they usually start with zeros and ones."""
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, config["architectures"][0])
+    model = kind(kind.config_class.from_dict(config)).eval()
+    return shaken(model)
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    made = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=made))
+    return model
+
+
+def logits(model: Any, inputs: Any) -> torch.Tensor:
+    """Of a transformers model."""
+    with torch.no_grad():
+        found: torch.Tensor = (model(**inputs) if isinstance(inputs, dict) else model(input_ids=inputs)).logits
+    return found
+
+
+def ours(model: nn.Module, inputs: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(inputs)
+    return found
+
+
+def write(folder: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(state, folder / "model.safetensors")
+    return str(folder)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_goes_to_transformers(case: str) -> None:
+    options, facts = CASES[case]
+    model = shaken(build_model(options, facts, seed=0).model)
+    config, state = to_huggingface(options, facts, model.state_dict())
+    other = theirs(config)
+    missing, unknown = other.load_state_dict(state, strict=False)
+    assert unknown == []
+    assert missing == (["lm_head.weight"] if case == "gpt-tied" else [])
+    inputs = batch(facts, 3)[0]
+    torch.testing.assert_close(ours(model, inputs), logits(other, inputs), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_comes_from_transformers(case: str, tmp_path: Path) -> None:
+    options, facts = CASES[case]
+    config, _ = to_huggingface(options, facts, build_model(options, facts, seed=0).model.state_dict())
+    other = theirs(config)
+    other.save_pretrained(tmp_path)  # as transformers itself writes them
+    start = type(options)(name=options.name, dropout=0.0, weights=str(tmp_path))
+    if isinstance(start, GPT):
+        start = dataclasses.replace(start, tied=case == "gpt-tied")
+    net = build_model(start, facts, seed=1)
+    assert net.notes == ()
+    inputs = batch(facts, 3)[0]
+    torch.testing.assert_close(ours(net.model, inputs), logits(other, inputs), rtol=0, atol=1e-5)
+
+
+def test_what_goes_there_comes_back(tmp_path: Path) -> None:
+    for name, (options, facts) in CASES.items():
+        state = shaken(build_model(options, facts, seed=0).model).state_dict()
+        folder = write(tmp_path / name, *to_huggingface(options, facts, state))
+        back = build_model(dataclasses.replace(options, weights=folder), facts, seed=1).model.state_dict()
+        assert all(torch.equal(back[key], tensor) for key, tensor in state.items())
+
+
+def test_sizes_come_from_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "gpt2", "n_layer": 3, "n_embd": 24, "n_positions": 64, "vocab_size": 99}))
+    for place in (tmp_path, file):
+        found = GPT(name="gpt", config=str(place), heads=2).resolved()
+        assert (found.layers, found.width, found.heads, found.positions, found.vocabulary) == (3, 24, 2, 64, 99)
+        assert (found.activation, found.inner, found.config) == ("gelu_new", 96, "")
+    model = build_model(GPT(name="gpt", config=str(file), heads=2), TEXT, seed=0).model
+    assert model(batch(TEXT, 2)[0]).shape == (2, 12, 99)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "bert"}, r"not of a gpt2 \(model_type: bert\); use model.name=bert"),
+        ({"model_type": "llama"}, "weft's models read gpt2 and bert"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function 'gelu_new' only"),
+        ([], "not of a gpt2"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(config: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeftError, match=message):
+        GPT(name="gpt", config=str(tmp_path)).resolved()
+
+
+def saved(tmp_path: Path, case: str) -> tuple[Options, Facts, Path, dict[str, torch.Tensor]]:
+    options, facts = CASES[case]
+    config, state = to_huggingface(options, facts, build_model(options, facts, seed=0).model.state_dict())
+    folder = write(tmp_path, config, state)
+    return dataclasses.replace(options, weights=folder), facts, tmp_path / "model.safetensors", state
+
+
+def test_an_encoder_without_a_head_is_taken_as_published(tmp_path: Path) -> None:
+    options, facts, file, state = saved(tmp_path, "bert")
+    old = {name.removeprefix("bert."): tensor for name, tensor in state.items() if not name.startswith("classifier")}
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in old.items()}
+    old |= {"embeddings.position_ids": torch.arange(20), "cls.seq_relationship.bias": torch.zeros(2)}
+    save_file(old, file)
+    net = build_model(options, facts, seed=7)
+    assert len(net.notes) == 1
+    assert net.notes[0].endswith("has no head.classifier.weight, head.classifier.bias: left at their initial values")
+    assert torch.equal(net.model.head.pooler.weight, state["bert.pooler.dense.weight"])
+    assert torch.equal(
+        net.model.attention1.qkv.weight[16:32], load_file(file)["encoder.layer.1.attention.self.key.weight"]
+    )
+
+
+def test_a_gpt_without_prefix_and_output_is_taken_as_published(tmp_path: Path) -> None:
+    options, facts, file, state = saved(tmp_path, "gpt-tied")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+    save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 12, 12)}, file)
+    assert isinstance(options, GPT)
+    model = build_model(dataclasses.replace(options, tied=False), facts, seed=7).model
+    assert torch.equal(model.head.output.weight, state["transformer.wte.weight"])
+    assert model.head.output.weight is not model.embedding.tokens.weight
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    options, facts, file, state = saved(tmp_path, "bert")
+    key = "bert.encoder.layer.1.output.dense.weight"
+
+    def refuse(given: dict[str, torch.Tensor], message: str) -> None:
+        save_file(given, file)
+        with pytest.raises(WeftError, match=message):
+            build_model(options, facts, seed=0)
+
+    refuse({name: tensor for name, tensor in state.items() if name != key}, f"has no {key}")
+    refuse({**state, "bert.encoder.layer.2.x": torch.ones(1)}, r"has bert.encoder.layer.2.x, .*\(unknown: 1\)")
+    refuse({**state, key: torch.ones(16, 3)}, rf"{key} of .* another shape \(there: \[16, 3\], model: \[16, 24\]\)")
+    file.write_bytes(b"no safetensors")
+    with pytest.raises(WeftError, match="can't be read as safetensors"):
+        build_model(options, facts, seed=0)
+    file.unlink()
+    with pytest.raises(WeftError, match="a safetensors file or a folder of them"):
+        build_model(options, facts, seed=0)

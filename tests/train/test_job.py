@@ -1,0 +1,105 @@
+"""A job's keys together: what is refused before any rank is started, and what is chosen by itself."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.cli import main
+from weft.errors import WeftError
+from weft.schedule import METHODS
+from weft.train.config import load, to_toml
+from weft.train.data.options import DATA
+from weft.train.job import OPTIMIZERS, Job, job_of, ranks_of, schedule_of
+from weft.train.models.options import MODELS
+from weft.train.optimizers import CLASSES
+
+
+def test_the_default_job_is_whole() -> None:
+    job = job_of(None)
+    schedule = schedule_of(job)
+    assert schedule.name == "wpipe"
+    assert schedule.stages == min(4, len(os.sched_getaffinity(0)))
+    assert schedule.microbatches == 2 * schedule.stages
+    assert job.train.batch % schedule.microbatches == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_default_job_runs_under_every_schedule_and_number_of_ranks(name: str, ranks: int) -> None:
+    job = job_of(None, [f"schedule.name={name}", f"schedule.ranks={ranks}"])
+    assert schedule_of(job).stages == ranks
+
+
+def test_a_printed_job_is_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ["train.lr=1e-4", "schedule.name=xpipe", "model.size=tiny", 'name="a \\"b\\""']
+    assert main(["train", "--print-config", *(word for one in sets for word in ("--set", one))]) == 0
+    file = tmp_path / "job.toml"
+    file.write_text(capsys.readouterr().out)
+    assert load(Job, str(file)) == job_of(None, sets)
+    assert job_of(str(file)).train.lr == 1e-4
+
+
+@pytest.mark.parametrize("registry", [MODELS, DATA])
+def test_every_name_can_be_printed(registry: dict[str, type], tmp_path: Path) -> None:
+    section = "model" if registry is MODELS else "data"
+    for name in registry:
+        job = load(Job, None, [f"{section}.name={name}"])
+        file = tmp_path / f"{name}.toml"
+        file.write_text(to_toml(job))
+        assert load(Job, str(file)) == job
+
+
+WRONG = {
+    "train.batch=30": r"train.batch must be a multiple of micro-batches x replicas \(train.batch: 30.*use 32",
+    "train.optimizer=adamww": "train.optimizer is one of .*did you mean 'adamw'",
+    "train.betas=[0.9]": "train.betas are two numbers",
+    "train.betas=[0.9, 1.0]": "train.betas are two numbers",
+    "name=a/b": "without slashes",
+    "schedule.balance=[1, 2]": r"schedule.balance has one number a chunk \(4 for wpipe",
+    "schedule.name=wpip": "did you mean 'wpipe'",
+    "schedule.name=missing.csv": "missing.csv",
+    "schedule.replicas=3": "schedule.replicas must divide the number of ranks",
+    "schedule.microbatches=3": "wpipe needs microbatches to be a multiple of stages",
+    "data.name=text": "data.path",
+    "train.lr=0": r"train.lr must be a number above 0 \(got 0\)",
+    "train.lrr=1": "did you mean 'train.lr'",
+    "checkpoint.keep=0": "checkpoint.keep must be a whole number of at least 1",
+    "model.name=gtp": "did you mean 'gpt'",
+}
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_what_is_wrong_is_told(setting: str) -> None:
+    with pytest.raises(WeftError, match=WRONG[setting]):
+        job_of(None, ["schedule.ranks=2", setting])
+
+
+def test_prediction_is_for_methods_that_have_it() -> None:
+    exact = [
+        schedule_of(job_of(None, [f"schedule.name={name}", "schedule.predict=exact"])) for name in ("wpipe", "xpipe")
+    ]
+    assert [one.options for one in exact] == [{"predict": "exact"}, {"versions": "exact"}]
+    with pytest.raises(WeftError, match=r"schedule.predict is for 2bw, wpipe, .*schedule.name: 1f1b"):
+        job_of(None, ["schedule.name=1f1b", "schedule.predict=exact"])
+
+
+def test_schedules_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    own = schedule_of(job_of(None, [f"schedule.name={examples}/own_schedule.py:stale", "schedule.ranks=2"]))
+    assert own.name == "stale"
+    with pytest.raises(WeftError, match="is for 2 stages"):
+        job_of(None, [f"schedule.name={examples}/v_shape.csv", "schedule.ranks=3"])
+
+
+def test_ranks_of_torchrun_count() -> None:
+    there = {"RANK": "0", "WORLD_SIZE": "6"}
+    job = load(Job, None, ["schedule.replicas=2"])
+    assert ranks_of(job, there) == 6
+    with pytest.raises(WeftError, match=r"schedule.ranks: 4, WORLD_SIZE: 6"):
+        ranks_of(load(Job, None, ["schedule.ranks=4"]), there)
+    assert ranks_of(load(Job, None, ["schedule.ranks=8", "schedule.virtual=true"]), there) == 8
+
+
+def test_every_optimizer_has_a_class() -> None:
+    assert set(CLASSES) == set(OPTIMIZERS)
