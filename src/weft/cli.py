@@ -248,12 +248,15 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--print-config", action="store_true", help="print the whole job as TOML, and do nothing else")
     parser.add_argument("--resume", metavar="RUN", help="go on with a run, from its latest checkpoint")
     parser.add_argument("--checkpoint", metavar="WHICH", help="of --resume: latest, previous, best or a name")
+    parser.add_argument(
+        "--continue", action="store_true", dest="go_on", help="go on with the run of the job's name, or begin it"
+    )
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     _job_arguments(parser)
-    parser.add_argument("--schedules", default="1f1b,2bw,wpipe,xpipe", metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--seeds", type=whole, default=1, metavar="N", help="runs of each, from train.seed on")
+    parser.add_argument("--schedules", metavar="A,B", help="default: 1f1b,2bw,wpipe,xpipe")
+    parser.add_argument("--seeds", type=whole, metavar="N", help="runs of each, from train.seed on (default: 1)")
     parser.add_argument("--target", type=number, metavar="X", help="time to this metric (default: one that all reach)")
     parser.add_argument("--resume", metavar="FOLDER", help="go on with a comparison; finished runs are kept")
 

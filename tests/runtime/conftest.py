@@ -1,7 +1,9 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from tests.runtime.scripts import Scripts, Starter
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +13,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def starter() -> Iterator[Starter]:
+    one = Starter()
+    try:
+        yield one
+    finally:
+        one.end()
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, starter: Starter) -> Iterator[Scripts]:
+    one = Scripts(tmp_path, starter)
+    try:
+        yield one
+    finally:
+        one.end()

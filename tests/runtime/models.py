@@ -249,6 +249,10 @@ def check_law(ran: Run, case: Case, *, within: float = 0.0) -> None:
     check_losses(ran, law, behind=0 if case.method in SYNCHRONOUS else case.stages + 1)
 
 
+def check(case: Case, *, within: float = 0.0) -> None:
+    check_law(train(case), case, within=within)
+
+
 def check_losses(ran: Run, law: Run, *, behind: int) -> None:
     """Each step tells the loss of a mini-batch at most `behind` its own, never an older one than before; the flush
     at the end tells the last."""

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.test_launch import DEADLINE, SOON, Done, Scripts, eventually
+from tests.runtime.jobs import eventually
+from tests.runtime.scripts import SOON, TORCHRUN, Done, Script, Scripts, Starter
 from torch import Tensor, nn
 
 import weft
@@ -305,10 +306,10 @@ def environment(scripts: Scripts) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def caught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caught]:
-    scripts = Scripts(tmp_path_factory.mktemp("caught"))
+def caught(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Iterator[Caught]:
+    scripts = Scripts(tmp_path_factory.mktemp("caught"), starter)
     try:
-        done = scripts.run(SCRIPT, **environment(scripts))
+        done = scripts.run(SCRIPT, environment=environment(scripts))
         assert done.code == 0, done.err
         ranks = json.loads(done.out)
         yield Caught({case.__name__: [Told(*rank[case.__name__]) for rank in ranks] for case in CASES}, done.err)
@@ -463,6 +464,19 @@ class Layer(nn.Linear):
         while True:
             pass
 
+class Descent(torch.optim.Optimizer):  # torch's own load its compiler, which takes a second on every rank
+    theirs = torch.optim.Optimizer.add_param_group
+    add_param_group = getattr(theirs, "__wrapped__", theirs)
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.add_(one.grad, alpha=-group["lr"])
+
 def train(does):
     rank = dist.get_rank()
     Path(f"{does}.{rank}").write_text(str(os.getpid()))
@@ -475,7 +489,7 @@ def train(does):
         pipe = weft.Pipeline(
             model,
             loss_fn=nn.functional.mse_loss,
-            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            optimizer=Descent,
             schedule="1f1b",
             microbatches=4,
             balance=[2, 2],
@@ -500,30 +514,20 @@ if __name__ == "__main__":
         print(f"after {does}", file=sys.stderr, flush=True)
     weft.launch(train, last, ranks=2)
 """
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
-@pytest.fixture
-def scripts(tmp_path: Path) -> Iterator[Scripts]:
-    one = Scripts(tmp_path)
-    try:
-        yield one
-    finally:
-        one.end()
 
 
 def moment(scripts: Scripts, name: str) -> float:
     return float((scripts.folder / name).read_text())
 
 
-def finish(scripts: Scripts, process: Any) -> Done:
+def finish(scripts: Scripts, script: Script) -> Done:
     """Wait for the end of a script and of all its processes, and tell how long it took since the cause."""
-    code = process.wait(timeout=DEADLINE)
+    code = script.wait()
     now = time.monotonic()
     eventually(lambda: not scripts.alive(), SOON)
     print(f"exit after {now - moment(scripts, 'moment'):.3f} s")
     assert now - moment(scripts, "moment") < 3 * SOON
-    return Done(code, (scripts.folder / "out").read_text(), (scripts.folder / "err").read_text())
+    return scripts.done(code)
 
 
 def check_stacks(err: str, how: str) -> None:
@@ -540,8 +544,7 @@ def check_stacks(err: str, how: str) -> None:
 def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:
     """One script breaks in three ways, and catches all but the last: each time no rank is left when it is told, and
     in the end none of its processes."""
-    process = scripts.start(USERS, str(scripts.folder / "script.py"), "raises", "dies", "stops", **environment(scripts))
-    done = finish(scripts, process)
+    done = finish(scripts, scripts.start(USERS, "raises", "dies", "stops", environment=environment(scripts)))
     assert done.code == 1
     for does in ("raises", "dies"):
         after = moment(scripts, f"{does}.end") - moment(scripts, f"{does}.moment")
@@ -559,15 +562,14 @@ def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:
     assert "weft.errors.RunError: rank 0 failed: RunError: rank 0 waited 3 s for the backward of micro-batch 0" in stops
 
 
-@pytest.mark.parametrize("how", [(), TORCHRUN], ids=["launch", "torchrun"])
-def test_ctrl_c_leaves_at_once(scripts: Scripts, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("under", [(), TORCHRUN], ids=["launch", "torchrun"])
+def test_ctrl_c_leaves_at_once(scripts: Scripts, under: tuple[str, ...]) -> None:
     """While one rank computes without end and the other waits for it, deep inside of gloo."""
-    script = str(scripts.folder / "script.py")
-    process = scripts.start(USERS.replace("3.0", "60.0"), *how, script, "spins", **environment(scripts))
-    wait_for_moment(scripts, process)
-    os.killpg(process.pid, signal.SIGINT)  # as the terminal does
-    done = finish(scripts, process)
-    if how:
+    script = scripts.start(USERS.replace("3.0", "60.0"), "spins", under=under, environment=environment(scripts))
+    wait_for_moment(scripts, script)
+    os.killpg(script.pid, signal.SIGINT)  # as the terminal does
+    done = finish(scripts, script)
+    if under:
         assert done.code == 1
     else:
         assert done.code == -signal.SIGINT
@@ -575,9 +577,9 @@ def test_ctrl_c_leaves_at_once(scripts: Scripts, how: tuple[str, ...]) -> None:
         assert done.err.splitlines()[-1] == "KeyboardInterrupt"
 
 
-def wait_for_moment(scripts: Scripts, process: Any) -> None:
+def wait_for_moment(scripts: Scripts, script: Script) -> None:
     def there() -> bool:
-        assert process.poll() is None, (scripts.folder / "err").read_text()
+        assert script.poll() is None, (scripts.folder / "err").read_text()
         return (scripts.folder / "moment").exists()
 
     eventually(there)
@@ -585,8 +587,7 @@ def wait_for_moment(scripts: Scripts, process: Any) -> None:
 
 @pytest.mark.parametrize("does", ["raises", "dies", "spins"])
 def test_torchrun_ends_when_a_rank_breaks(scripts: Scripts, does: str) -> None:
-    process = scripts.start(USERS, *TORCHRUN, str(scripts.folder / "script.py"), does, **environment(scripts))
-    done = finish(scripts, process)
+    done = finish(scripts, scripts.start(USERS, does, under=TORCHRUN, environment=environment(scripts)))
     assert done.code == 1
     if does == "raises":
         assert (

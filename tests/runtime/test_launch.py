@@ -1,7 +1,6 @@
 """Local ranks: real processes, started by scripts as users start them.
 
-The functions that ranks run stand in this file, and the scripts import them from here; so nothing at the top of it may
-be slow. Every process that a test starts carries a mark in its environment, by which the last of them is found.
+What ranks run stands in `jobs.py`, and the scripts import it from there.
 """
 
 from __future__ import annotations
@@ -16,166 +15,28 @@ import sys
 import threading
 import time
 import types
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import pytest
+from tests.runtime.jobs import DEADLINE, none, state
+from tests.runtime.jobs import eventually as eventually
+from tests.runtime.scripts import SOON, TORCHRUN, Scripts
 
-from weft.errors import PeerError, RunError, WeftError
+from weft.errors import WeftError
 from weft.runtime import stacks
 from weft.runtime.launch import launch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
-DEADLINE = 120.0  # seconds, for whatever a test waits for
-SOON = 10.0  # seconds; weft means 2, a busy machine may take longer
-MARK = "WEFT_TEST_MARK"
-
-
-# What the scripts have in common
-
-
-def eventually(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{condition} has not come true"
-        time.sleep(0.02)
-    return value
-
-
-def state(pid: int) -> str:
-    """R, S, T, … or nothing for a process that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0].replace("Z", "")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def report(fn: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Launch, and print what came of it as a line of JSON."""
-    try:
-        said: dict[str, Any] = {"results": launch(fn, *args, **options)}
-    except (RunError, WeftError) as problem:
-        said = {"error": type(problem).__name__, "message": str(problem)}
-    now = time.monotonic()
-    if (moment := Path("moment")).exists():
-        said["seconds"] = now - float(moment.read_text())
-    said["left"] = [pid.name for pid in Path().glob("pid.*") if state(int(pid.suffix[1:]))]
-    print(json.dumps(said), flush=True)
-
-
-def arrive() -> int:
-    """Note that this rank is there, wait for the others, and tell its number."""
-    import torch.distributed as dist
-
-    Path(f"pid.{os.getpid()}").touch()
-    dist.barrier()
-    return dist.get_rank()
-
-
-def note_moment() -> None:
-    Path("moment.part").write_text(repr(time.monotonic()))
-    os.replace("moment.part", "moment")
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def said(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
-
-
-class Scripts:
-    """Runs scripts in a folder, and ends whatever they have left."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.mark = uuid.uuid4().hex
-        self.processes: list[subprocess.Popen[bytes]] = []
-        (folder / "tmp").mkdir()
-        clean = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "PYTHONPATH")}
-        here = str(Path(__file__).parent)
-        self.environment = {**clean, MARK: self.mark, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": here}
-
-    def start(self, text: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
-        script = self.folder / "script.py"
-        script.write_text(text)
-        with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
-            process = subprocess.Popen(
-                [sys.executable, *(command or [str(script)])],
-                cwd=self.folder,
-                env={**self.environment, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
-
-    def finish(self, process: subprocess.Popen[bytes]) -> Done:
-        """Wait for its end and for that of all it has started; nothing may be left in the temporary folder either."""
-        code = process.wait(timeout=DEADLINE)
-        eventually(lambda: not self.alive(), SOON)
-        assert not list((self.folder / "tmp").iterdir())
-        return Done(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
-
-    def run(self, text: str, *command: str, **environment: str) -> Done:
-        return self.finish(self.start(text, *command, **environment))
-
-    def alive(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:  # it has just ended, or is not ours
-                continue
-        return found
-
-    def end(self) -> None:
-        def all_gone() -> bool:
-            for pid in (left := self.alive()):
-                os.kill(pid, signal.SIGKILL)
-            return not left
-
-        eventually(all_gone)
-        for process in self.processes:
-            process.wait(timeout=DEADLINE)
-
-
-@pytest.fixture
-def scripts(tmp_path: Path) -> Iterator[Scripts]:
-    one = Scripts(tmp_path)
-    try:
-        yield one
-    finally:
-        one.end()
-
 
 # A run that goes well
-
-
-def listeners() -> list[str]:
-    """The addresses that this process listens on, as /proc/net writes them."""
-    mine = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
-    rows = [
-        row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/self/net/{kind}").read_text().splitlines()[1:]
-    ]
-    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
 
 
 GOOD = """
 import json, os, sys
 from dataclasses import dataclass
-from test_launch import arrive, eventually, launch, listeners, state
+from jobs import arrive, eventually, launch, listeners, state
 
 @dataclass
 class Shift:
@@ -214,7 +75,8 @@ if __name__ == "__main__":
 
 def test_results_come_back_by_rank_and_by_value(scripts: Scripts) -> None:
     away = [name for _, name in socket.if_nameindex() if not name.startswith("lo")]
-    done = scripts.run(GOOD, GLOO_SOCKET_IFNAME=away[-1] if away else "")  # a cluster's setting, which is not for here
+    cluster = {"GLOO_SOCKET_IFNAME": away[-1] if away else ""}  # a setting that is not for here
+    done = scripts.run(GOOD, environment=cluster)
     assert (done.code, done.err) == (0, "")
     (said,) = done.said
     assert said["values"] == [[10.0, 10.0], [11.0, 11.0], [12.0, 12.0]]
@@ -227,23 +89,16 @@ def test_results_come_back_by_rank_and_by_value(scripts: Scripts) -> None:
     assert [facts.get("other") for facts in said["facts"]] == [None, [12.0, 12.0], [11.0, 11.0]]
 
 
-def settings() -> tuple[str, int, list[str]]:
-    import torch
-
-    folders = [f"{entry.name} {entry.stat().st_mode & 0o777:o}" for entry in Path(os.environ["TMPDIR"]).iterdir()]
-    return os.environ["OMP_NUM_THREADS"], torch.get_num_threads(), folders
-
-
 def test_threads_are_the_users_choice_and_the_folder_is_private(scripts: Scripts) -> None:
     """Where files can't go without a name (not on Linux), they stand in a folder of their own."""
     done = scripts.run(
         "import os\n"
-        "from test_launch import report, settings\n"
+        "from jobs import report, settings\n"
         "if __name__ == '__main__':\n"
         "    del os.memfd_create\n"
         "    report(settings, ranks=1)\n"
         "    report(settings, ranks=1, threads=3)",
-        OMP_NUM_THREADS="2",
+        environment={"OMP_NUM_THREADS": "2"},
     )
     assert done.code == 0, done.err
     theirs, asked = (said["results"][0] for said in done.said)
@@ -255,10 +110,6 @@ def test_threads_are_the_users_choice_and_the_folder_is_private(scripts: Scripts
 
 
 # What is refused before anything starts
-
-
-def none() -> None:
-    """A function that does nothing."""
 
 
 @pytest.fixture
@@ -300,13 +151,14 @@ def test_a_function_inside_a_function_is_refused() -> None:
         launch(inner, ranks=2)
 
 
-def test_a_main_module_without_a_file_is_refused(scripts: Scripts) -> None:
-    done = scripts.run("", "-c", "from test_launch import report\ndef work(): pass\nreport(work, ranks=2)")
-    assert done.code == 0, done.err
-    assert done.said[0]["error"] == "WeftError"
-    assert (
-        "(got __main__.work, and this __main__ is no file that can be); put it into a module" in done.said[0]["message"]
-    )
+@pytest.mark.usefixtures("no_processes")
+def test_a_main_module_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    main: Any = types.ModuleType("__main__")  # as `python -c` has it
+    exec("def work(): pass", main.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(WeftError) as refused:
+        launch(main.work, ranks=2)
+    assert "(got __main__.work, and this __main__ is no file that can be); put it into a module" in str(refused.value)
 
 
 def test_a_script_without_a_guard_is_told_so(scripts: Scripts) -> None:
@@ -322,7 +174,7 @@ def test_a_script_without_a_guard_is_told_so(scripts: Scripts) -> None:
 def test_a_function_that_only_the_parent_knows_is_told(scripts: Scripts) -> None:
     done = scripts.run(
         "import sys, types\n"
-        "from test_launch import report\n"
+        "from jobs import report\n"
         "if __name__ == '__main__':\n"
         "    ghost = sys.modules['ghost'] = types.ModuleType('ghost')\n"
         "    exec('def work(): pass', ghost.__dict__)\n"
@@ -335,22 +187,8 @@ def test_a_function_that_only_the_parent_knows_is_told(scripts: Scripts) -> None
 # Runs that fail
 
 
-def failing() -> None:
-    import torch
-    import torch.distributed as dist
-
-    rank = arrive()
-    if rank == 0:
-        dist.recv(torch.zeros(1), src=1)
-    while rank == 2:
-        pass
-    print("no line is lost", end="")
-    note_moment()
-    raise LookupError("no such layer")
-
-
 def test_a_failure_ends_all_ranks_and_is_told_with_its_traceback(scripts: Scripts) -> None:
-    done = scripts.run("from test_launch import *\nif __name__ == '__main__': report(failing, ranks=3)")
+    done = scripts.run("from jobs import *\nif __name__ == '__main__': report(failing, ranks=3)")
     assert done.out.startswith("no line is lost")
     said = json.loads(done.out.removeprefix("no line is lost"))
     assert said["error"] == "RunError"
@@ -358,60 +196,22 @@ def test_a_failure_ends_all_ranks_and_is_told_with_its_traceback(scripts: Script
     assert first == "rank 1 failed: LookupError: no such layer"
     assert last == "LookupError: no such layer"
     assert "in failing\n" in said["message"]
-    assert "launch.py" not in said["message"].replace("test_launch.py", "")
+    assert "launch.py" not in said["message"]
     assert said["left"] == []
     assert said["seconds"] < SOON
     assert done.err == ""
 
 
-def echoing() -> None:
-    """Rank 2 breaks its connections first, and tells why only when the others have told their parent."""
-    import torch
-    import torch.distributed as dist
-
-    rank = arrive()
-    if rank == 2:
-        dist.destroy_process_group()
-        eventually(lambda: Path("echo.0").exists() and Path("echo.1").exists())
-        note_moment()
-        raise RunError("rank 2, chunk 2, micro-batch 7 (2F7)") from LookupError("no such layer")
-    try:
-        dist.recv(torch.zeros(1), src=2)
-    except RuntimeError as lost:
-        Path(f"echo.{rank}").touch()
-        if rank == 0:
-            raise
-        raise PeerError("rank 1 lost rank 2") from lost
-
-
 def test_the_cause_is_told_and_not_its_echoes(scripts: Scripts) -> None:
-    done = scripts.run("from test_launch import *\nif __name__ == '__main__': report(echoing, ranks=3)")
+    done = scripts.run("from jobs import *\nif __name__ == '__main__': report(echoing, ranks=3)")
     message = done.said[0]["message"]
     assert message.startswith("rank 2 failed: RunError: rank 2, chunk 2, micro-batch 7 (2F7)\n")
     assert "LookupError: no such layer" in message
     assert done.said[0]["left"] == []
 
 
-def killed() -> None:
-    """Rank 2 is killed, rank 0 feels it, and rank 1 is stopped, so that only SIGKILL ends it."""
-    import torch
-    import torch.distributed as dist
-
-    pids: list[Any] = [None] * 3
-    rank = arrive()
-    dist.all_gather_object(pids, os.getpid())
-    if rank == 0:
-        dist.recv(torch.zeros(1), src=2)
-    elif rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    else:
-        eventually(lambda: state(pids[1]) == "T")
-        note_moment()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_killed_rank_is_named_and_a_stopped_one_is_not_left(scripts: Scripts) -> None:
-    done = scripts.run("from test_launch import *\nif __name__ == '__main__': report(killed, ranks=3)")
+    done = scripts.run("from jobs import *\nif __name__ == '__main__': report(killed, ranks=3)")
     (said,) = done.said
     assert said["error"] == "RunError"
     assert said["message"].startswith("rank 2 was killed by SIGKILL")
@@ -419,25 +219,9 @@ def test_a_killed_rank_is_named_and_a_stopped_one_is_not_left(scripts: Scripts) 
     assert said["seconds"] < SOON
 
 
-def leaving(code: Any) -> None:
-    sys.exit(code)
-
-
-def interrupted() -> None:
-    raise KeyboardInterrupt
-
-
-def vanishing() -> None:
-    os._exit(0)
-
-
-def unpicklable() -> Any:
-    return threading.Lock()
-
-
 def test_other_ways_to_end(scripts: Scripts) -> None:
     done = scripts.run(
-        "from test_launch import *\n"
+        "from jobs import *\n"
         "if __name__ == '__main__':\n"
         "    report(leaving, None, ranks=1)\n"
         "    report(leaving, 3, ranks=1)\n"
@@ -464,7 +248,7 @@ def test_other_ways_to_end(scripts: Scripts) -> None:
 LATE = """
 import os, sys, time
 from pathlib import Path
-from test_launch import none, report
+from jobs import none, report
 
 def stuck():
     Path("stuck").touch()
@@ -498,7 +282,7 @@ def test_a_rank_that_never_comes_up_is_named_and_shows_where_it_is(scripts: Scri
 ORPHANS = """
 import os, signal, sys, time
 from pathlib import Path
-from test_launch import launch
+from jobs import launch
 
 def work():
     os.kill(os.getpid(), signal.SIGINT)  # which ranks leave to their parent
@@ -512,7 +296,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "watching":  # as where the kernel does not help
         module = sys.modules["weft.runtime.launch"]
         module.BIRTH = module.BIRTH.replace('"linux"', '"other"')
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a run in the background is born without
     launch(work, ranks=2)
 elif sys.argv[1] == "importing":
     work()
@@ -531,7 +314,7 @@ elif sys.argv[1] == "importing":
     ],
 )
 def test_no_rank_outlives_its_parent(scripts: Scripts, number: signal.Signals, where: str) -> None:
-    process = scripts.start(ORPHANS, str(scripts.folder / "script.py"), where)
+    process = scripts.start(ORPHANS, where)
 
     def up() -> bool:
         assert process.poll() is None, (scripts.folder / "err").read_text()
@@ -556,11 +339,11 @@ def test_no_rank_outlives_its_parent(scripts: Scripts, number: signal.Signals, w
 # Under torchrun
 
 
-TORCHRUN = """
+JOINED = """
 import json, os, sys
 import torch.distributed as dist
 from weft import WeftError
-from test_launch import launch
+from jobs import launch
 
 def facts(what):
     return what, dist.get_rank(), dist.get_world_size()
@@ -582,19 +365,8 @@ with open(f"said.{os.environ['RANK']}", "w") as file:
 
 
 def test_under_torchrun_it_joins_what_is_there(scripts: Scripts) -> None:
-    script = str(scripts.folder / "script.py")
-    process = scripts.start(
-        TORCHRUN,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--no-python",
-        sys.executable,
-        script,
-    )
-    assert process.wait(timeout=DEADLINE) == 0, (scripts.folder / "err").read_text()
+    script = scripts.start(JOINED, under=TORCHRUN)
+    assert script.wait() == 0, (scripts.folder / "err").read_text()
     for rank in range(2):
         said = json.loads((scripts.folder / f"said.{rank}").read_text())
         assert said["joined"] == [[["first", rank, 2]], [["second", rank, 2]], [["third", rank, 2]]]
@@ -604,51 +376,8 @@ def test_under_torchrun_it_joins_what_is_there(scripts: Scripts) -> None:
 # Stacks
 
 
-def spinning(_: Any) -> None:
-    while True:
-        pass
-
-
-def sleeping(_: Any) -> None:
-    time.sleep(1000)
-
-
-def stopping(_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(1000)
-
-
-def receiving(_: Any) -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.recv(torch.zeros(1), src=1)
-
-
-def asking(peers: list[Any]) -> None:
-    eventually(lambda: state(peers[3][1]) == "T")
-    eventually(lambda: len(list(Path().glob("stands.*"))) == 5)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    here = socket.gethostname()
-    everyone = {**dict(enumerate(peers)), 5: (here, gone.pid), 6: ("elsewhere", 7)}
-    stacks.dump(everyone, rank=0, reason="waited 3 s for F3")
-    assert state(peers[3][1]) != "T"
-
-
-def standing() -> None:
-    import torch.distributed as dist
-
-    peers: list[Any] = [None] * 5
-    rank = arrive()
-    dist.all_gather_object(peers, (socket.gethostname(), os.getpid()))
-    Path(f"stands.{rank}").touch()
-    (asking, spinning, sleeping, stopping, receiving)[rank](peers)
-    raise LookupError("enough")
-
-
 def test_stacks_of_all_ranks_wherever_they_are(scripts: Scripts) -> None:
-    done = scripts.run("from test_launch import *\nif __name__ == '__main__': report(standing, ranks=5)")
+    done = scripts.run("from jobs import *\nif __name__ == '__main__': report(standing, ranks=5)")
     assert "rank 0 failed: LookupError: enough" in done.said[0]["message"]
     reason, *parts = done.err.split("weft: stacks of rank ")
     assert reason.startswith("weft: rank 0 (pid ")

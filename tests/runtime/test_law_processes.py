@@ -3,6 +3,9 @@
 Starting ranks costs seconds and a case milliseconds, so one launch runs all cases of its size, one after the other.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,13 @@ from tests.runtime.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, Run, c
 
 import weft
 
+UPDATES = 8  # the longest delay is of three
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]
 
 
 def cases(ranks: int) -> list[Case]:
-    """Each method with each model; sizes, optimizers and recompute take turns. Then what is beside the table."""
+    """Each method with each model; sizes, optimizers and recompute take turns. Then what is beside the table. On four
+    ranks each method with the transformer, whose tied weights are now far apart, and with one of the others."""
     table = [
         Case(
             method=method,
@@ -26,41 +31,47 @@ def cases(ranks: int) -> list[Case]:
         )
         for i, method in enumerate(SYNCHRONOUS + ASYNCHRONOUS)
         for n, model in enumerate(MODELS)
+        if ranks == 2 or model == "transformer" or n == i % 2
     ]
     vertical = (("vertical_sync", True),)
-    return [
+    found = [
         *table,
         Case(method="pipedream", stages=ranks, microbatches=1, model="transformer", optimizer="adam"),
         Case(method="pipedream", stages=ranks, microbatches=1, model="transformer", options=vertical),
-        Case(method="2bw", stages=ranks, microbatches=ranks, model="conv", optimizer="fused"),
         Case(method="2bw", stages=ranks, microbatches=ranks, model="transformer", clip_norm=0.5),
         *(
-            Case(method=method, stages=ranks, microbatches=ranks, model="transformer", flushes=(1, 6))
+            Case(method=method, stages=ranks, microbatches=ranks, model="transformer", flushes=(1, 5))
             for method in ASYNCHRONOUS
         ),
         *(
             Case(method=method, stages=ranks // 2, microbatches=4, model="transformer", replicas=2)
             for method in ("1f1b", "2bw", "wpipe")
         ),
+        *([Case(method="2bw", stages=2, microbatches=2, model="conv", optimizer="fused")] if ranks == 2 else []),
     ]
+    return [replace(case, updates=UPDATES) for case in found]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2-ranks", "4-ranks"])
-def launched(request: pytest.FixtureRequest) -> list[tuple[Case, list[Run]]]:
-    """Every case with its run on each rank."""
-    mine = cases(request.param)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
-        by_rank = weft.launch(train_all, mine, ranks=request.param)
-    return list(zip(mine, map(list, zip(*by_rank, strict=True)), strict=True))
+@pytest.fixture(scope="module")
+def launched() -> Callable[[int], list[list[Run]]]:
+    """Of every case on so many ranks, its run on each of them; a launch that fails is not tried again."""
+
+    @cache
+    def launch(ranks: int) -> list[list[Run]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
+            by_rank = weft.launch(train_all, cases(ranks), ranks=ranks)
+        return list(map(list, zip(*by_rank, strict=True)))
+
+    return launch
 
 
 @pytest.mark.parametrize(
-    "number", range(len(cases(4))), ids=[f"{case.method}-{case.model}-{case.optimizer}" for case in cases(4)]
+    ("ranks", "case"),
+    [pytest.param(ranks, case, id=f"{ranks}-ranks-{case}") for ranks in (2, 4) for case in cases(ranks)],
 )
-def test_real_ranks_keep_the_law(launched: list[tuple[Case, list[Run]]], number: int) -> None:
+def test_real_ranks_keep_the_law(launched: Callable[[int], list[list[Run]]], ranks: int, case: Case) -> None:
     """On every rank: each has the whole state after a flush, and knows the loss."""
-    case, runs = launched[number]
     exact = case.clip_norm is None and case.replicas == 1  # else sums are added in another order
-    for run in runs:
+    for run in launched(ranks)[cases(ranks).index(case)]:
         check_law(run, case, within=0 if exact else 1e-6)

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.test_launch import DEADLINE, Scripts, eventually, listeners
+from tests.runtime.jobs import eventually, listeners
+from tests.runtime.scripts import TORCHRUN, Scripts
 from torch import Tensor, nn
 
 import weft
@@ -423,28 +424,15 @@ def run_script() -> list[dict[str, Any]]:
     return [train(CASES[number]) for number in SCRIPT_CASES]
 
 
-def test_the_same_under_torchrun(tmp_path: Path) -> None:
+def test_the_same_under_torchrun(scripts: Scripts) -> None:
     """One script, two ways to start it: each rank of torchrun's comes to what virtual ranks come to."""
-    scripts = Scripts(tmp_path)
-    try:
-        process = scripts.start(
-            SCRIPT,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(tmp_path / "script.py"),
-            PYTHONPATH=ROOT,
-        )
-        assert process.wait(timeout=DEADLINE) == 0, (tmp_path / "err").read_text()
-        eventually(lambda: not scripts.alive())
-        for rank in range(2):
-            found = json.loads((tmp_path / f"result.{rank}").read_text())
-            for number, ran in zip(SCRIPT_CASES, found, strict=True):
-                expected = virtual(number, 2)
-                assert ran["state"] == expected["state"]
-                assert ran["results"][-1] == expected["results"][-1]
-                assert set(ran["left"].values()) == {0}
-    finally:
-        scripts.end()
+    script = scripts.start(SCRIPT, under=TORCHRUN, environment={"PYTHONPATH": ROOT})
+    assert script.wait() == 0, (scripts.folder / "err").read_text()
+    eventually(lambda: not scripts.alive())
+    for rank in range(2):
+        found = json.loads((scripts.folder / f"result.{rank}").read_text())
+        for number, ran in zip(SCRIPT_CASES, found, strict=True):
+            expected = virtual(number, 2)
+            assert ran["state"] == expected["state"]
+            assert ran["results"][-1] == expected["results"][-1]
+            assert set(ran["left"].values()) == {0}

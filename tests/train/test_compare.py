@@ -72,13 +72,26 @@ def test_there_is_one_page_with_all_of_it(compared: Path) -> None:
 
 def test_a_comparison_goes_on_where_it_was(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (compared / "2bw-seed0" / "summary.json").stat().st_mtime_ns
-    arguments = ["compare", "--resume", str(compared), "--schedules", "2bw,gpipe", "--target", "0.0001", "--json"]
+    arguments = [
+        "compare",
+        "--resume",
+        str(compared),
+        "--schedules",
+        "2bw,gpipe",
+        "--target",
+        "0.0001",
+        "--seeds",
+        "1",
+        "--json",
+    ]
     assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
     assert [one["schedule"] for one in result["runs"]] == ["2bw", "gpipe"]
     assert result["runs"][0]["time_to_target"] is None
     assert "not reached" in result["rows"][0]
     assert (compared / "2bw-seed0" / "summary.json").stat().st_mtime_ns == before
+    assert main(["compare", "--resume", str(compared), "--json"]) == 0  # what it was told last is known
+    assert json.loads(capsys.readouterr().out)["runs"] == result["runs"]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(schedule: str) -> No
     train(name="half", schedule__name=schedule, train__updates=24, checkpoint__keep=5)
     run = Path("runs/half")
     (run / "checkpoints" / "latest").write_text("update-00000008\n")  # as if it had been killed in the second third
+    (run / "summary.json").unlink()
     assert main(["train", "--resume", "half"]) == 0
     assert equal(weights(run), weights(Path("runs/whole")))
     whole, half = (lines(Path("runs") / name, "train") for name in ("whole", "half"))
@@ -87,9 +88,45 @@ def test_it_goes_on_under_another_schedule() -> None:
 
 
 def test_what_belongs_to_the_state_can_not_be_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a refusal leaves the run as it was."""
     train(train__updates=8)
+    before = Path("runs/tiny/job.toml").read_text()
     assert main(["train", "--resume", "tiny", "--set", "train.lr=0.5", "--set", "train.updates=16"]) == 2
     assert "train.lr is a part of the checkpoint" in capsys.readouterr().err
+    assert Path("runs/tiny/job.toml").read_text() == before
+
+
+def test_a_finished_run_keeps_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    train(train__updates=8)
+    before = Path("runs/tiny/summary.json").read_text()
+    assert main(["train", "--resume", "tiny"]) == 2
+    assert "runs/tiny is finished (updates: 8)" in capsys.readouterr().err
+    assert Path("runs/tiny/summary.json").read_text() == before
+
+
+def test_continue_begins_and_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--continue", train__updates=8)
+    assert train("--continue", train__updates=16) == 0
+    assert [line["update"] for line in lines(Path("runs/tiny"), "evaluation")] == [8, 16]
+    assert train("--continue", name="") == 2
+    assert "needs a name" in capsys.readouterr().err
+    assert train("--continue", "--resume", "tiny") == 2
+
+
+def test_the_cut_of_a_resumed_run_is_that_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured times differ; here the second measurement would cut elsewhere."""
+    times = [1.0] * 9
+    monkeypatch.setattr("weft.runtime.balance.layer_seconds", lambda layers, example: times)
+    train(schedule__balance="time", train__updates=8)
+    assert json.loads(Path("runs/tiny/summary.json").read_text())["layers"] == [3, 2, 2, 2]
+    times[:3] = [9.0] * 3
+    assert main(["train", "--resume", "tiny", "--set", "train.updates=16"]) == 0
+    assert json.loads(Path("runs/tiny/summary.json").read_text())["layers"] == [3, 2, 2, 2]
+
+
+def test_restarts_are_for_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--max-restarts", "2") == 2
+    assert "--max-restarts is for the processes that weft starts" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used_if_asked(

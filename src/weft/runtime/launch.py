@@ -368,7 +368,8 @@ def _join(
     if mine:
         wait = timedelta(seconds=min(timeout, 1e6))
         found, rank, _ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
-        prefix = f"weft/{next(_joins)}"  # a second launch must not read the first one's entries
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"weft/{again}/{next(_joins)}"  # a second launch, or start, must not read the first one's entries
         store = dist.PrefixStore(prefix, found)  # type: ignore[attr-defined]
         store.set(f"up/{rank}", "")
         try:

@@ -20,6 +20,8 @@ def train(arguments: argparse.Namespace) -> None:
     """`weft train`."""
     if arguments.checkpoint and not arguments.resume:
         raise WeftError("--checkpoint goes with --resume RUN")
+    if arguments.go_on and (arguments.resume or arguments.overwrite):
+        raise WeftError("--continue goes on with the job's own run, or begins it; leave --resume and --overwrite out")
     if arguments.resume and (arguments.job or arguments.overwrite):
         raise WeftError(
             "--resume goes on with the run's own job; change it with --set, and leave JOB.toml and --overwrite out"
@@ -31,13 +33,17 @@ def train(arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_toml(job), end="")
         return
-    folder = resumed or _new(job, arguments.overwrite)
+    if resumed:
+        _refuse_finished(resumed, job)
+        folder, checkpoint = resumed, arguments.checkpoint or "latest"
+    else:
+        folder, checkpoint = _begin(job, overwrite=arguments.overwrite, go_on=arguments.go_on)
     from weft.train.supervise import run
 
     summary = run(
         job,
         folder,
-        checkpoint=(arguments.checkpoint or "latest") if resumed else "",
+        checkpoint=checkpoint,
         max_restarts=arguments.max_restarts,
         show="aside" if arguments.json else "live",
     )
@@ -45,13 +51,31 @@ def train(arguments: argparse.Namespace) -> None:
         print(json.dumps(summary | {"folder": str(folder)}, indent=2)) if arguments.json else _tell(summary, folder)
 
 
-def _new(job: Job, overwrite: bool) -> Folder:
-    """The folder of a new run; under torchrun all ranks come to the same one, for its name must be given."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not job.name:
-        raise WeftError("a job under torchrun needs a name, so that all ranks write to one folder; --set name=...")
+def _begin(job: Job, *, overwrite: bool, go_on: bool) -> tuple[Folder, str]:
+    """The folder of a new run, or of one to go on with, and the checkpoint to go on from.
+
+    Under torchrun all ranks come to the same folder, for its name must be given; a restart of torchrun's goes on.
+    """
+    for why, wanted in (("under torchrun", "WORLD_SIZE" in os.environ), ("with --continue", go_on)):
+        if wanted and not job.name:
+            raise WeftError(f"a job {why} needs a name, so that its folder is always the same; use --set name=...")
+    folder = Folder(os.path.join(job.log.folder, job.name))
+    if (go_on or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0") and (folder.path / "job.toml").is_file():
+        return folder, "latest"
     if os.environ.get("RANK", "0") != "0":
-        return Folder(os.path.join(job.log.folder, job.name))
-    return new_folder(job, overwrite=overwrite)
+        return folder, "latest" if go_on else ""
+    return new_folder(job, overwrite=overwrite), ""
+
+
+def _refuse_finished(folder: Folder, job: Job) -> None:
+    """A run that has nothing left to do would only lose its figures."""
+    own, summary = folder.job([]).train, folder.summary()
+    same = (job.train.updates, job.train.epochs) == (own.updates, own.epochs)
+    if same and summary is not None and summary["how"] == "finished":
+        raise WeftError(
+            f"{folder} is finished (updates: {summary['update']}), so there is nothing to go on with; "
+            f"give it more, such as --set train.updates={2 * summary['updates']}"
+        )
 
 
 def _tell(summary: dict[str, Any], folder: Folder) -> None:
@@ -73,13 +97,14 @@ def compare(arguments: argparse.Namespace) -> None:
     """`weft compare`."""
     from weft.train.compare import compare as run
 
-    names = [name for name in arguments.schedules.split(",") if name]
-    if not names or len(set(names)) < len(names) or arguments.seeds < 1:
+    resumed = run_folder(arguments.resume) if arguments.resume else None
+    choice = _choice(arguments, resumed)
+    names, seeds = choice["schedules"], choice["seeds"]
+    if not names or len(set(names)) < len(names) or seeds < 1:
         raise WeftError(
             f"--schedules takes different names with commas between, such as {','.join(list(METHODS)[:2])}, and "
-            f"--seeds 1 or more (got {arguments.schedules!r} and {arguments.seeds})"
+            f"--seeds 1 or more (got {','.join(names)!r} and {seeds})"
         )
-    resumed = run_folder(arguments.resume) if arguments.resume else None
     job = resumed.job(arguments.sets) if resumed else job_of(arguments.job, arguments.sets)
     if resumed is None and not job.name:
         named = replace(job, schedule=replace(job.schedule, name="compared"))
@@ -90,8 +115,8 @@ def compare(arguments: argparse.Namespace) -> None:
         job,
         folder,
         schedules=names,
-        seeds=arguments.seeds,
-        target=arguments.target,
+        seeds=seeds,
+        target=choice["target"],
         max_restarts=arguments.max_restarts,
         show="aside" if arguments.json else "live",
     )
@@ -102,6 +127,17 @@ def compare(arguments: argparse.Namespace) -> None:
         print(f"report  {folder.report}")
     if result["problems"]:
         raise RunError("; ".join(f"{name} failed: {cause}" for name, cause in result["problems"].items()))
+
+
+def _choice(arguments: argparse.Namespace, resumed: Folder | None) -> dict[str, Any]:
+    """What is compared: as told, or as a comparison that goes on was told, or as usual."""
+    choice: dict[str, Any] = {"schedules": ["1f1b", "2bw", "wpipe", "xpipe"], "seeds": 1, "target": None}
+    if resumed is not None:
+        choice |= json.loads(resumed.text("choice.json") or "{}")
+    if arguments.schedules is not None:
+        choice["schedules"] = [name for name in arguments.schedules.split(",") if name]
+    given = {name: getattr(arguments, name) for name in ("seeds", "target")}
+    return choice | {name: value for name, value in given.items() if value is not None}
 
 
 def export(arguments: argparse.Namespace) -> None:

@@ -41,6 +41,8 @@ def compare(
     for one in jobs.values():
         check(one)
     folder.write_job(job)
+    choice = {"schedules": list(schedules), "seeds": seeds, "target": target}
+    write_text(folder.path / "choice.json", json.dumps(choice) + "\n")
     folders = {name: Folder(folder.path / name.replace(", ", "-").replace(" ", "")) for name in jobs}
     problems: dict[str, str] = {}
     for number, (name, one) in enumerate(jobs.items(), 1):
@@ -121,24 +123,26 @@ def _table(runs: Sequence[dict[str, Any]], metric: str, aim: float | None) -> tu
     head = ["schedule", "samples/s", "bubble", "delay", f"final {metric}", f"best {metric}"]
     head += [f"time to {aim:.4g}" if aim is not None else "time to target"]
     head += ["memory, largest rank", *(name.replace("_", " ") for name in held)]
-    rows = []
-    for schedule in dict.fromkeys(one["schedule"] for one in runs):
-        some = [one for one in runs if one["schedule"] == schedule]
-        largest = [max((rank["peak_bytes"] for rank in one["ranks"]), key=lambda held: held["total"]) for one in some]
-        times = [one["time_to_target"] for one in some]
-        rows.append(
-            [
-                schedule,
-                f"{mean(one['samples_per_second'] for one in some):.1f}",
-                f"{mean(one['bubble'] for one in some):.1%}",
-                str(max(max(one["delay"]) for one in some)),
-                _spread([one["final"][metric] for one in some if metric in one["final"]]),
-                _spread([one["best"]["value"] for one in some if one["best"]]),
-                "not reached" if None in times else clock(mean(times)),
-                *(amount(int(mean(one[name] for one in largest))) for name in ("total", *held)),
-            ]
-        )
-    return head, rows
+    groups = [
+        [one for one in runs if one["schedule"] == name] for name in dict.fromkeys(one["schedule"] for one in runs)
+    ]
+    return head, [_row(some, metric, held) for some in groups]
+
+
+def _row(some: Sequence[dict[str, Any]], metric: str, held: Sequence[str]) -> list[str]:
+    """The runs of one schedule."""
+    largest = [max((rank["peak_bytes"] for rank in one["ranks"]), key=lambda held: held["total"]) for one in some]
+    times = [one["time_to_target"] for one in some]
+    return [
+        some[0]["schedule"],
+        f"{mean(one['samples_per_second'] for one in some):.1f}",
+        f"{mean(one['bubble'] for one in some):.1%}",
+        str(max(max(one["delay"]) for one in some)),
+        _spread([one["final"][metric] for one in some if metric in one["final"]]),
+        _spread([one["best"]["value"] for one in some if one["best"]]),
+        "not reached" if None in times else clock(mean(times)),
+        *(amount(int(mean(one[name] for one in largest))) for name in ("total", *held)),
+    ]
 
 
 def _spread(values: Sequence[float]) -> str:

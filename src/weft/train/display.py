@@ -36,7 +36,8 @@ class State:
 
     @property
     def bubble(self) -> float:
-        return sum(self.bubbles) / len(self.bubbles) if self.bubbles else 0.0
+        """The mean of all ranks; not a number as long as it is not known."""
+        return sum(self.bubbles) / len(self.bubbles) if self.bubbles else math.nan
 
     def figures(self) -> dict[str, Any]:
         """What a line of metrics holds."""
@@ -47,7 +48,7 @@ class State:
         memory = f"  memory a rank {amount(max(self.memory))}" if self.memory else ""
         return (
             f"update {self.update}/{self.updates}  loss {self.loss:.3f}  {self.speed:.0f} samples/s  "
-            f"bubble {self.bubble:.1%}{memory}  left {clock(self.left)}"
+            f"bubble {share(self.bubble)}{memory}  left {clock(self.left)}"
         )
 
 
@@ -98,13 +99,17 @@ class Display:
         state = self._state
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, expand=False)
         table.add_row("loss", f"{state.loss:.4f}", "samples/s", f"{state.speed:.0f}", "left", clock(state.left))
-        table.add_row("bubble", f"{state.bubble:.1%}", "lr", f"{state.lr:.2e}", "held out", state.judged or "–")
+        table.add_row("bubble", share(state.bubble), "lr", f"{state.lr:.2e}", "held out", state.judged or "–")
         ranks = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in ("rank", "bubble", "memory"):
             ranks.add_column(name, justify="right")
         for rank, (bubble, memory) in enumerate(zip(state.bubbles, state.memory, strict=True)):
             ranks.add_row(str(rank), f"{bubble:.1%}", amount(memory))
         return Group(self._title, self._bar, table, *([ranks] if state.bubbles else []))
+
+
+def share(value: float) -> str:
+    return f"{value:.1%}" if math.isfinite(value) else "–"
 
 
 def clock(seconds: float) -> str:

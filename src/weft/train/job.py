@@ -48,7 +48,8 @@ class ScheduleChoice:
     cure: str = option("none", "another cure for stale weights", allowed=("none", "pipemare", "gapaware"))
     anneal: int = option(1000, "of pipemare: updates until all chunks have the full rate", least=1)
     recompute: bool = option(False, "keep inputs only, and run forwards again in the backward")
-    balance: list[int] = option([], "layers of each chunk; empty: by parameters")
+    balance: str = option("parameters", "what chunks are evened out by", allowed=("parameters", "time"))
+    layers: list[int] = option([], "of each chunk; empty: by balance", least=1)
     deadline: float = option(60.0, "seconds that a rank waits for another one before the run ends", above=0)
 
 
@@ -145,10 +146,10 @@ def check(job: Job) -> None:
         raise WeftError(f"train.betas are two numbers of at least 0 and below 1 (got {train.betas})")
     if any(sign in job.name for sign in "/\\") or job.name in (".", ".."):
         raise WeftError(f"name is a folder's name, without slashes (got {job.name!r}); log.folder says where it is")
-    if job.schedule.balance and len(job.schedule.balance) != schedule.chunks:
+    if job.schedule.layers and len(job.schedule.layers) != schedule.chunks:
         raise WeftError(
-            f"schedule.balance has one number a chunk ({schedule.chunks} for {schedule.title}; "
-            f"got {len(job.schedule.balance)})"
+            f"schedule.layers has one number a chunk ({schedule.chunks} for {schedule.title}; "
+            f"got {len(job.schedule.layers)})"
         )
     job.data.check()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,24 +33,26 @@ from weft.train.writer import write_on
 
 def train(job: Job, folder: str, checkpoint: str | None, restarts: int, show: str) -> dict[str, Any]:
     """Train a job on this rank, from the beginning or from a checkpoint; what came out, on every rank."""
-    loop = Loop(job, Folder(folder), restarts=restarts, show=show)
-    try:
-        return loop.run(checkpoint)
-    finally:
-        loop.close()
+    with stop_wish() as stop:
+        loop = Loop(job, Folder(folder), stop=stop, resumed=checkpoint is not None, restarts=restarts, show=show)
+        try:
+            return loop.run(checkpoint)
+        finally:
+            loop.close()
 
 
 class Loop:
     """One run, on one rank."""
 
-    def __init__(self, job: Job, folder: Folder, *, restarts: int, show: str) -> None:
+    def __init__(
+        self, job: Job, folder: Folder, *, stop: threading.Event, resumed: bool, restarts: int, show: str
+    ) -> None:
         self.job, self.folder, self.restarts = job, folder, restarts
-        stop = stop_wish()
         self.peers = Peers(deadline=job.schedule.deadline)
         self.supply = supply_of(job, self.peers)
         self.updates = self.supply.updates
-        self.net = net_of(job, self.supply.facts)
-        self.pipe = pipeline_of(job, self.net, updates=self.updates)
+        self.net = net_of(job, self.supply.facts, resumed=resumed)
+        self.pipe = pipeline_of(job, self.net, self.supply.facts, updates=self.updates)
         self.watch = Watch(self.pipe, self.peers, stop)
         self.judge = Judge(job.evaluate, self.supply.facts)
         self.clock = Clock()
@@ -70,10 +73,13 @@ class Loop:
             self._resume(checkpoint)
         start = self.state.update
         if self.peers.first:
+            self.folder.write_job(self.job)  # not before its checkpoint is accepted
             self.metrics = Metrics(self.folder.path, update=start, tensorboard=self.job.log.tensorboard)
         self.prefetch = Prefetch(self.supply.batch, start=start, stop=self.updates, deadline=self.job.schedule.deadline)
         how = "finished"
         with self.display:
+            for note in self.net.notes:
+                self.display.say(note)
             self.clock.start()
             for update in range(start, self.updates):
                 asked = self._step(update)
@@ -153,6 +159,7 @@ class Loop:
         name = self.peers.everyone(self.folder.next(done).name)[0]
         path = self.folder.checkpoints / name
         memory = {"update": done, "seconds": self.clock.spent, "judge": self.judge.state(), "fixed": self._fixed()}
+        memory["layers"] = list(self.pipe.balance)
         self.pipe.save(path, extra=memory)
         if self.peers.first:
             self.folder.landed(path, best=best, keep=self.job.checkpoint.keep)
@@ -252,6 +259,7 @@ class Loop:
             "entropy": self.supply.entropy,
             "weight_bytes": sum(rank["bytes"]["weights"] for rank in first),
             "delay": [one["delay"] for one in sorted(chunks, key=lambda one: int(one["chunk"]))],
+            "layers": list(self.pipe.balance),
             "skipped": self.pipe.flush().skipped,
             "restarts": self.restarts,
             "ranks": list(report.ranks),

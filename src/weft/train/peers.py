@@ -7,10 +7,11 @@ mini-batch, notice when they are not fed the same samples, and know each other's
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -75,18 +76,27 @@ class Peers:
             ) from None
 
 
-def stop_wish() -> threading.Event:
-    """The event that is set when the run is asked to end: by `weft train`'s own process, or by SIGTERM and SIGINT.
+@contextlib.contextmanager
+def stop_wish() -> Iterator[threading.Event]:
+    """An event that is set when the run is asked to end: by `weft train`'s own process, or by SIGTERM and SIGINT.
 
     The second signal is not caught any more, and ends the process at once.
     """
-    if not here.inside and threading.current_thread() is threading.main_thread():
+    if here.inside or threading.current_thread() is not threading.main_thread():
+        yield here.stop
+        return
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-        def wish(number: int, frame: Any) -> None:
-            here.stop.set()
-            for one in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(one, signal.SIG_DFL)
+    def wish(number: int, frame: Any) -> None:
+        stop.set()
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, wish)
-    return here.stop
+    for number in before:
+        signal.signal(number, wish)
+    try:
+        yield stop
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

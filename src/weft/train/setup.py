@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from weft.errors import WeftError
 from weft.runtime import Pipeline, cures
@@ -121,15 +122,17 @@ def facts_of(job: Job) -> Facts:
     return open_data(job.data, seed=job.train.seed, targets=False).train.facts
 
 
-def net_of(job: Job, facts: Facts) -> Net:
-    net = build_model(job.model, facts, seed=job.train.seed)
+def net_of(job: Job, facts: Facts, *, resumed: bool = False) -> Net:
+    """The model of a job; one that goes on from a checkpoint does not start from other weights."""
+    options = replace(job.model, weights="") if resumed and hasattr(job.model, "weights") else job.model
+    net = build_model(options, facts, seed=job.train.seed)
     known = ("loss", *net.metrics)
     if job.evaluate.metric not in known:
         raise WeftError(f"evaluate.metric is one of {', '.join(known)} for this task (got {job.evaluate.metric!r})")
     return net
 
 
-def pipeline_of(job: Job, net: Net, *, updates: int) -> Pipeline:
+def pipeline_of(job: Job, net: Net, facts: Facts, *, updates: int) -> Pipeline:
     """The pipeline of a job, on the ranks that are there or on virtual ones."""
     schedule, choice = schedule_of(job), job.schedule
     predicts = bool(lower(schedule).predicts.any())
@@ -140,7 +143,8 @@ def pipeline_of(job: Job, net: Net, *, updates: int) -> Pipeline:
         lr_scheduler=scheduler_of(job.train, updates),
         schedule=schedule,
         replicas=choice.replicas,
-        balance=choice.balance or "parameters",
+        balance=choice.layers or choice.balance,
+        example=example_of(facts, job.train.batch // (schedule.microbatches * choice.replicas)),
         recompute=choice.recompute,
         clip_norm=job.train.clip_norm or None,
         precision="bf16" if job.train.precision == "bf16" else None,
@@ -151,6 +155,17 @@ def pipeline_of(job: Job, net: Net, *, updates: int) -> Pipeline:
         cure=_cure(job),
         telemetry=job.log.telemetry or None,
     )
+
+
+def example_of(facts: Facts, samples: int) -> Any:
+    """Inputs of the form of a micro-batch, for measuring how long layers take; every rank makes the same."""
+    shapes = {"images": (facts.channels, facts.size, facts.size), "values": (facts.features,)}
+    if facts.form in shapes:
+        return torch.zeros(samples, *shapes[facts.form])
+    tokens = torch.zeros(samples, facts.context, dtype=torch.int64)
+    if facts.form == "tokens":
+        return tokens
+    return {"input_ids": tokens, "token_type_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
 def _cure(job: Job) -> Cure | None:

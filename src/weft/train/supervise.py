@@ -13,42 +13,55 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from weft.errors import RunError, WeftError
 from weft.runtime.checkpoint import inspect
 from weft.runtime.launch import launch
 from weft.train.folder import Folder
-from weft.train.job import Job, ranks_of
+from weft.train.job import Job, ranks_of, schedule_of
 from weft.train.reporting import write_report
 
 
 def run(job: Job, folder: Folder, *, checkpoint: str = "", max_restarts: int = 0, show: str = "live") -> dict[str, Any]:
     """Train a job to its end in a folder; from a checkpoint (`latest`, …) if one is named. What came out."""
-    start = None if not checkpoint else _checked(folder, checkpoint)
+    start = None
+    if checkpoint:
+        job, start = _from(job, folder, checkpoint)
     under_torchrun = os.environ.keys() >= {"RANK", "WORLD_SIZE"}
     if not under_torchrun or os.environ["RANK"] == "0":
-        folder.write_job(job)
+        if not checkpoint:
+            folder.write_job(job)
         folder.sweep()
     if job.schedule.virtual or under_torchrun:
-        summary = _here(job, folder, None if start is None else str(start), show)
+        if max_restarts:
+            whose = "torchrun has its own --max-restarts" if under_torchrun else "virtual ranks die with this process"
+            raise WeftError(f"--max-restarts is for the processes that weft starts; {whose}, so leave it out")
+        summary = _here(job, folder, start, show)
     else:
-        summary = _supervised(job, folder, None if start is None else str(start), max_restarts, show)
+        summary = _supervised(job, folder, start, max_restarts, show)
     if not under_torchrun or os.environ["RANK"] == "0":
         write_report(folder)
     return summary
 
 
-def _checked(folder: Folder, which: str) -> Path | None:
-    """A checkpoint that is whole to the last byte, before any rank is started."""
+def _from(job: Job, folder: Folder, which: str) -> tuple[Job, str | None]:
+    """A checkpoint that is whole to the last byte, before any rank is started; and the job, cut where it was.
+
+    Measured times differ from start to start, and under an asynchronous schedule the cut has a part in the result.
+    """
     found = folder.find(which)
-    if found is not None:
-        try:
-            inspect(found)
-        except WeftError as problem:
-            raise WeftError(f"{problem}, such as the one before this: --checkpoint previous") from None
-    return found
+    if found is None:
+        return job, None
+    try:
+        layers = inspect(found)["extra"]["layers"]
+    except (WeftError, KeyError, TypeError) as problem:
+        cause = str(problem) if isinstance(problem, WeftError) else f"checkpoint {found} is not of weft train"
+        raise WeftError(f"{cause}, such as the one before this: --checkpoint previous") from None
+    if job.schedule.balance == "time" and not job.schedule.layers and len(layers) == schedule_of(job).chunks:
+        job = replace(job, schedule=replace(job.schedule, layers=layers))
+    return job, str(found)
 
 
 def _here(job: Job, folder: Folder, start: str | None, show: str) -> dict[str, Any]:
@@ -78,9 +91,8 @@ def _supervised(job: Job, folder: Folder, start: str | None, max_restarts: int, 
                 if restarts == max_restarts or stop.is_set():
                     raise
                 restarts += 1
-                found = folder.find("latest")
-                start = None if found is None else str(found)
-                where = "the beginning" if found is None else found.name
+                job, start = _from(job, folder, "latest")
+                where = "the beginning" if start is None else os.path.basename(start)
                 cause = str(problem).splitlines()[0]
                 print(f"weft: {cause}; restart {restarts} of {max_restarts}, from {where}", file=sys.stderr, flush=True)
                 folder.sweep()
@@ -102,7 +114,9 @@ def _stopping(grace: float) -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        words = f"stopping: the mini-batch is finished and saved ({grace:g} s at the most); once more to leave at once"
+        words = (
+            f"stopping: what is under way is finished and saved, in {grace:g} s at the most; once more to leave at once"
+        )
         os.write(2, f"weft: {words}\n".encode())
         signal.alarm(math.ceil(grace))
 

@@ -1,0 +1,170 @@
+"""Plain PyTorch, the measure of `weft.Pipeline` beside the law: a loop over micro-batches that adds gradients and
+steps.
+
+Synchronous schedules have to equal it to the bit, unless a test says why not; asynchronous ones equal the law's oracle.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tests.runtime.oracle import Oracle, delays
+from torch import Tensor, nn
+from torch.nn import functional
+
+import weft
+
+WIDTH = 16  # rows of 16 floats fill a cache line, so kernels add a slice as they add a copy
+ROWS = 16
+Batch = tuple[Any, Any]
+
+
+def sgd(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.5)
+
+
+def adamw(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01, weight_decay=0.1)
+
+
+def still(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Changes nothing, so that a loss depends on its mini-batch alone."""
+    return torch.optim.SGD(params, lr=0.0)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batches(count: int, *, rows: int = ROWS) -> list[Batch]:
+    return [(numbers(rows, WIDTH, seed=2 * t), numbers(rows, WIDTH, seed=2 * t + 1)) for t in range(count)]
+
+
+def linear(layers: int = 8, *, seed: int = 1) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(layers)))
+
+
+def seeded(*layers: Callable[[], nn.Module], seed: int = 1) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(*(make() for make in layers))
+
+
+def pipeline(model: Any, *, schedule: str | weft.Schedule = "1f1b", stages: int = 2, **options: Any) -> weft.Pipeline:
+    """All with the same defaults, which `plain` has too."""
+    chosen: dict[str, Any] = {"loss_fn": functional.mse_loss, "optimizer": sgd, "microbatches": 4} | options
+    return weft.Pipeline(copy.deepcopy(model), schedule=schedule, stages=stages, **chosen)
+
+
+def train(pipe: weft.Pipeline, data: Iterable[Batch]) -> dict[str, Tensor]:
+    for inputs, targets in data:
+        pipe.step(inputs, targets)
+    return pipe.state_dict()
+
+
+def plain(
+    model: nn.Module,
+    data: Iterable[Batch],
+    *,
+    microbatches: int = 4,
+    loss_fn: Callable[[Any, Any], Tensor] = functional.mse_loss,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = sgd,
+    forward: Callable[[Any, Any], Any] = lambda model, inputs: model(inputs),
+    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    clip_norm: float = math.inf,
+    lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+) -> tuple[dict[str, Tensor], list[float], list[float]]:
+    """Training as everybody writes it; the state, the loss of each mini-batch and the norm of its gradients."""
+    model = copy.deepcopy(model)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    steps = optimizer(trained)
+    scheduler = lr_scheduler(steps) if lr_scheduler else None
+    losses, norms = [], []
+    for inputs, targets in data:
+        steps.zero_grad()
+        total = 0.0
+        for x, y in zip(cut(inputs, microbatches), cut(targets, microbatches), strict=True):
+            with context():
+                loss = loss_fn(forward(model, x), y)
+            (loss / microbatches).backward()  # type: ignore[no-untyped-call]
+            total += loss.item() / microbatches
+        losses.append(total)
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, clip_norm).item())
+        steps.step()
+        if scheduler is not None:
+            scheduler.step()
+    return dict(model.state_dict()), losses, norms
+
+
+def cut(nest: Any, parts: int) -> list[Any]:
+    """A batch in micro-batches."""
+    if isinstance(nest, Tensor):
+        return list(nest.chunk(parts)) if nest.dim() else [nest] * parts
+    if isinstance(nest, dict):
+        return [dict(zip(nest, one, strict=True)) for one in cut(tuple(nest.values()), parts)]
+    if isinstance(nest, tuple | list):
+        return [type(nest)(one) for one in zip(*(cut(part, parts) for part in nest), strict=True)]
+    return [nest] * parts
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor], *, within: float = 0.0) -> list[str]:
+    """Names of tensors that are not equal to the bit, or, with `within`, that far apart for their size."""
+    assert list(one) == list(other)
+    return [
+        name
+        for name, tensor in one.items()
+        if not torch.equal(tensor, other[name])
+        and not (tensor.double() - other[name].double()).abs().max() <= within * tensor.double().abs().max()
+    ]
+
+
+def law(model: nn.Sequential, data: Iterable[Batch], pipe: weft.Pipeline, **options: Any) -> dict[str, Tensor]:
+    """The oracle's state for what an asynchronous pipeline was trained with."""
+    schedule = pipe.schedule
+    oracle = Oracle(
+        model,
+        **({"loss_fn": functional.mse_loss, "optimizer": sgd} | options),
+        microbatches=schedule.microbatches,
+        balance=list(pipe.balance),
+        delay=delays(schedule.name, schedule.stages, schedule.microbatches),
+    )
+    for inputs, targets in data:
+        oracle.step(inputs, targets)
+    return dict(oracle.model.state_dict())
+
+
+class Shift(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.tanh(self.linear(h)) + h
+
+
+def dropped() -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(one, nn.Dropout(0.3)) for one in linear()))
+
+
+class Counted(nn.Module):
+    """Counts its forwards, and its backwards as negative ones."""
+
+    def __init__(self, runs: list[int]) -> None:
+        super().__init__()
+        self.runs = runs
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Counted":
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs.append(1)
+        h = torch.tanh(self.linear(x))
+        if h.requires_grad:
+            h.register_hook(lambda gradient: self.runs.append(-1))  # type: ignore[no-untyped-call]
+        return h

@@ -1,0 +1,355 @@
+"""What chunks compute: dropout, recompute, layers in place, precision, frozen parameters; measured by plain training
+(`plain.py`)."""
+
+import contextlib
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.models import ASYNCHRONOUS, SYNCHRONOUS
+from tests.runtime.plain import (
+    ROWS,
+    WIDTH,
+    Counted,
+    Shift,
+    batches,
+    differing,
+    dropped,
+    law,
+    linear,
+    pipeline,
+    plain,
+    seeded,
+    train,
+)
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from weft.errors import WeftError
+
+# Randomness
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_dropout_does_not_depend_on_how_it_is_run(name: str, stages: int, recompute: bool) -> None:
+    data = batches(3)
+    alone = train(pipeline(dropped(), schedule="gpipe", stages=1, seed=5), data)
+    state = train(pipeline(dropped(), schedule=name, stages=stages, recompute=recompute, seed=5), data)
+    assert differing(state, alone) == []
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_asynchronous_dropout_is_computed_again(name: str) -> None:
+    """A recompute runs long after other micro-batches have drawn their numbers."""
+    data = batches(5)
+    states = [train(pipeline(dropped(), schedule=name, recompute=recompute), data) for recompute in (False, True)]
+    assert differing(*states) == []
+
+
+def test_dropout_is_the_same_on_replicas() -> None:
+    """To 1e-6: each replica adds its own micro-batches first."""
+    data = batches(3)
+    one = train(pipeline(dropped(), microbatches=4), data)
+    two = train(pipeline(dropped(), microbatches=2, replicas=2), data)
+    assert differing(one, two, within=1e-6) == []
+
+
+def test_another_seed_is_another_dropout() -> None:
+    data = batches(2)
+    one, other = (train(pipeline(dropped(), seed=seed), data) for seed in (1, 2))
+    assert len(differing(one, other, within=1e-3)) == len(one)
+
+
+class Masks(nn.Module):
+    """Notes which of its inputs a dropout lets pass."""
+
+    def __init__(self, seen: list[Tensor]) -> None:
+        super().__init__()
+        self.seen = seen
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Masks":
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = functional.dropout(torch.ones_like(x), 0.5)
+        self.seen.append(mask.detach())
+        return torch.as_tensor(self.linear(x * mask))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe"])
+def test_mini_batches_micro_batches_and_layers_draw_their_own_numbers(name: str) -> None:
+    """Also behind a flush, where micro-batches count from 0 again."""
+    seen: list[Tensor] = []
+    pipe = pipeline([Masks(seen) for _ in range(4)], schedule=name, microbatches=2)
+    for x, y in batches(4):
+        pipe.step(x, y)
+        pipe.step(x, y)
+        pipe.flush()
+    assert len(seen) == 8 * 2 * 4  # mini-batches, micro-batches, layers
+    assert len({tuple(one.flatten().tolist()) for one in seen}) == len(seen)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_users_own_random_numbers_stay_as_they_are(recompute: bool) -> None:
+    """Whatever a pipeline draws, and even if a step fails, the user's generator goes on where it was."""
+    torch.manual_seed(3)
+    expected = torch.get_rng_state()
+    pipe = pipeline(dropped(), schedule="wpipe", balance="time", example=batches(1)[0][0], recompute=recompute)
+    for batch in batches(3):
+        pipe.step(*batch)
+    pipe.flush()
+    pipe.evaluate(batches(1))
+    pipe.state_dict()
+    assert torch.equal(torch.get_rng_state(), expected)
+    with pytest.raises(WeftError):
+        train(pipe, [(batches(1)[0][0], torch.full((ROWS, WIDTH), math.nan))])
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+# Recompute, in-place layers, precision
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "2bw"])
+def test_recompute_is_a_choice_per_chunk(name: str) -> None:
+    """Layers of chunks that are chosen run twice a micro-batch, others once."""
+    runs: list[list[int]] = [[], [], [], []]
+    layers = [Counted(one) for one in runs]
+    start = copy.deepcopy(nn.Sequential(*(one.linear for one in layers)).state_dict())
+    states = []
+    for choice in ([False, True, False, True], False):
+        nn.Sequential(*(one.linear for one in layers)).load_state_dict(start)
+        for one in runs:
+            one.clear()
+        pipe = pipeline(layers, schedule=name, stages=4, recompute=choice)
+        states.append(train(pipe, batches(3)))
+        if choice:
+            assert [one.count(1) for one in runs] == [12, 24, 12, 24]
+    assert differing(*states) == []
+
+
+class InPlace(nn.Module):
+    """A block that begins in place, one layer deep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.block(x))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: nn.ReLU(inplace=True),
+        InPlace,
+        lambda: nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.0, inplace=True), nn.ReLU(inplace=True)),
+    ],
+    ids=["layer", "block", "behind an identity", "behind a view"],
+)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_a_chunk_may_begin_in_place(name: str, recompute: bool, start: Callable[[], nn.Module]) -> None:
+    """Its input belongs to another chunk, or to the user, who finds the batch as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(start(), nn.Linear(WIDTH, WIDTH), start(), nn.Linear(WIDTH, WIDTH))
+    data = batches(3)
+    given = copy.deepcopy(data)
+    state = train(pipeline(model, schedule=name, recompute=recompute), given)
+    assert all(torch.equal(mine[0], theirs[0]) for mine, theirs in zip(given, data, strict=True))
+    assert differing(state, plain(model, copy.deepcopy(data))[0]) == []
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_layers_in_place_where_a_chunk_begins_with_several(recompute: bool) -> None:
+    """The layers of the list, too: a chunk of [Identity, ReLU in place, Linear]."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        parts = [[nn.Identity(), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)] for _ in range(2)]
+    model = nn.Sequential(*itertools.chain(*parts))
+    data = batches(3)
+    state = train(pipeline(model, balance=[3, 3], recompute=recompute), copy.deepcopy(data))
+    assert differing(state, plain(model, copy.deepcopy(data))[0]) == []
+
+
+class Checkpointed(nn.Module):
+    """Computes again by itself, at the weights that its module then has."""
+
+    def __init__(self, active: bool) -> None:
+        super().__init__()
+        self.active, self.layers = active, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(checkpoint(self.layers, x, use_reentrant=False) if self.active else self.layers(x))
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
+def test_checkpoints_of_the_users_own(name: str) -> None:
+    """Whoever computes a forward again in its backward has to find the forward's version of the weights."""
+    data = batches(5)
+    states = [
+        train(pipeline(seeded(*[lambda active=active: Checkpointed(active)] * 4), schedule=name), data)
+        for active in (False, True)
+    ]
+    assert differing(*states) == []
+
+
+class Spectral(nn.Module):
+    """Reads statistics that it changes with every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "wpipe"])
+def test_a_recompute_reads_the_buffers_of_its_forward(name: str) -> None:
+    states = [
+        train(pipeline(seeded(*[Spectral] * 4), schedule=name, recompute=recompute), batches(3))
+        for recompute in (False, True)
+    ]
+    assert differing(*states) == []
+
+
+class Recurrent(nn.Module):
+    """Keeps its parameters in a list, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.lstm(x[:, None])[0][:, 0])
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_recurrent_layers_have_versions(name: str) -> None:
+    model, data = seeded(*[Recurrent] * 4), batches(5)
+    pipe = pipeline(model, schedule=name)
+    assert differing(train(pipe, data), law(model, data, pipe)) == []
+
+
+class Behind(nn.Module):
+    """Reaches its weight by a way that no module knows of."""
+
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.hidden = [self.linear.weight] if hidden else []
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.hidden[0] if self.hidden else self.linear.weight
+        return torch.tanh(functional.linear(x, weight, self.linear.bias))
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
+def test_weights_that_are_reached_in_another_way(name: str) -> None:
+    """They train as others do, or are refused; a gradient that gets lost would be the worst."""
+    expected = train(pipeline(seeded(*[lambda: Behind(False)] * 4), schedule=name), batches(3))
+    with contextlib.suppress(WeftError):
+        state = train(pipeline(seeded(*[lambda: Behind(True)] * 4), schedule=name), batches(3))
+        assert differing(state, expected) == []
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "2bw"])
+def test_sparse_gradients(name: str) -> None:
+    """Some optimizers take no others. To 1e-6: sparse gradients are added up later."""
+    states = []
+    for sparse in (False, True):
+        model = seeded(lambda sparse=sparse: nn.Embedding(50, WIDTH, sparse=sparse), *[Shift] * 3)  # type: ignore[misc]
+        data = [(torch.arange(ROWS) + t, y) for t, (_, y) in enumerate(batches(3))]
+        states.append(train(pipeline(model, schedule=name, optimizer=descent), data))
+    assert differing(*states, within=1e-6) == []
+
+
+def descent(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def bf16() -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_bf16_is_plain_autocast(name: str, recompute: bool) -> None:
+    """Weights stay in fp32 and so do their gradients; what crosses a cut is what autocast makes of it."""
+    model, data = nn.Sequential(*linear(7), nn.LayerNorm(WIDTH)), batches(4)
+    state = train(pipeline(model, schedule=name, precision="bf16", recompute=recompute), data)
+    expected = plain(model, data, context=bf16)[0]
+    assert {one.dtype for one in state.values()} == {torch.float32}
+    assert differing(state, expected) == []
+    assert len(differing(state, plain(model, data)[0])) == len(state)  # it is another computation
+
+
+def test_a_model_of_another_dtype() -> None:
+    model = linear().double()
+    data = [(x.double(), y.double()) for x, y in batches(3)]
+    assert differing(train(pipeline(model, schedule="zb-h1"), data), plain(model, data)[0]) == []
+
+
+# Frozen parameters
+
+
+FROZEN = {
+    "front": ["0.", "1."],
+    "middle": ["2.", "4."],
+    "end": ["6.", "7."],
+    "a chunk": ["4.", "5.", "6.", "7."],  # the second of two
+    "biases": [f"{layer}.0.bias" for layer in range(8)],
+}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("where", FROZEN)
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_frozen_parameters(name: str, where: str, recompute: bool) -> None:
+    """They stay as they are and have no state; all others train as in plain PyTorch."""
+    model, data = linear(), batches(3)
+    for label, parameter in model.named_parameters():
+        parameter.requires_grad_(not label.startswith(tuple(FROZEN[where])))
+    pipe = pipeline(model, schedule=name, balance=[4, 4] if name != "interleaved" else [2] * 4, recompute=recompute)
+    state = train(pipe, data)
+    before = model.state_dict()
+    for label in state:
+        assert torch.equal(state[label], before[label]) == label.startswith(tuple(FROZEN[where]))
+    assert differing(state, plain(model, data)[0]) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"recompute": True}, {"clip_norm": 0.01}], ids=["", "recompute", "clip"])
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
+def test_chunks_without_parameters(name: str, options: dict[str, Any]) -> None:
+    """First, in the middle and last; the losses are known all the same. With a norm to 1e-6, as it is added up by
+    chunks; wpipe has two of them, and with its parameters all in one group they come to the same."""
+    if name == "pipedream" and "clip_norm" in options:
+        pytest.skip("pipedream has no norm over chunks of different delays")
+    model = nn.Sequential(nn.Tanh(), *linear(1), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh())
+    data = batches(4)
+    stages, balance = (2, [1, 1, 1, 5]) if name in ("interleaved", "wpipe") else (4, [1, 1, 1, 5])
+    pipe = pipeline(model, schedule=name, stages=stages, balance=balance, **options)
+    for batch in data:
+        pipe.step(*batch)
+    result = pipe.flush()
+    options = {"clip_norm": options["clip_norm"]} if "clip_norm" in options else {}
+    within = 1e-6 if options else 0.0
+    if name in SYNCHRONOUS:
+        state, losses, norms = plain(model, data, **options)
+        assert differing(pipe.state_dict(), state, within=within) == []
+        assert result.loss == pytest.approx(losses[-1], rel=1e-6)
+        assert result.norm == (pytest.approx(norms[-1], rel=1e-6) if options else None)
+    else:
+        assert differing(pipe.state_dict(), law(model, data, pipe, **options), within=within) == []
+    assert result.minibatch == 3

@@ -1,0 +1,238 @@
+"""What the equality of `test_law_prediction.py` is worth: neighbours of the law that it tells apart, what the oracle is
+built on, and what the engine really reads.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate, combinations, product
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime import models
+from tests.runtime.models import WIDTH, distance
+from tests.runtime.prediction_cases import ADDED, METHODS, SGD, Case, ask_oracle, expected, law_of, train
+from tests.runtime.prediction_oracle import (
+    PredictionOracle,
+    Reads,
+)
+from torch import Tensor, nn
+from torch.nn import functional
+
+from weft.runtime.chunk import Chunk, Flight
+from weft.runtime.parameters import ParameterSet
+
+# what the equality is worth: neighbours of the law that it tells apart
+
+
+def in_chunk(wrong: int, change: Callable[[Reads], Reads]) -> Callable[[Reads, int], Reads]:
+    return lambda reads, k: change(reads) if k == wrong else reads
+
+
+@pytest.mark.parametrize(("method", "versions"), METHODS)
+def test_one_update_more_or_less_shows(method: str, versions: str) -> None:
+    """In one chunk, the forward predicts one update more or one less, from a version before, or the backward is
+    predicted further, or is at the forward's weights instead of the newest, or the other way around."""
+    case = Case(method=method, versions=versions, stages=2 if method == "wpipe" else 4, microbatches=4)
+    law, ran = law_of(case), train(case)
+    assert distance(ran, expected(case)) == 0
+    changes: list[Callable[[Reads], Reads]] = [
+        lambda reads: reads._replace(ahead=reads.ahead + 1),
+        lambda reads: reads._replace(ahead=max(0, reads.ahead - 1)),
+        lambda reads: reads._replace(delay=reads.delay + 1),
+        lambda reads: reads._replace(backward=None if reads.backward is not None else 0),
+        lambda reads: reads if reads.backward is None else reads._replace(backward=reads.backward + 1),
+    ]
+    for number, change in enumerate(changes):
+        wrong = [k for k in range(len(case.balance) - 1) if change(law(k, 0)) != law(k, 0)]
+        if number > 2:  # one layer that owes no gradient reads no weights; they are the same where nothing lies between
+            wrong = [k for k in wrong if k > 0 and (law(k, 0).delay or law(k, 0).ahead)]
+        for k in wrong[-1:]:
+            assert distance(ran, ask_oracle(case, broken=in_chunk(k, change))) > 1e-5, (number, k)
+
+
+class EachItsOwn(PredictionOracle):
+    """Tied weights are read as the chunk's others are: a bug, not the law."""
+
+    def reads(self, chunks: Iterable[int], k: int, j: int) -> Reads:
+        return self.law(k, j)
+
+
+@pytest.mark.parametrize(("method", "versions"), METHODS)
+def test_tied_weights_are_predicted_alike_for_all_their_chunks(method: str, versions: str) -> None:
+    case = Case(method=method, versions=versions, stages=2, microbatches=2, model="transformer")
+    assert distance(expected(case), ask_oracle(case, kind=EachItsOwn)) > 1e-5
+    state = train(case).state
+    assert torch.equal(state["0.weight"], state["7.weight"])
+
+
+def test_methods_differ_exactly_where_the_law_says_so() -> None:
+    """By what every layer reads. With p = m = 4, PipeOptim's exact count is SpecTrain's, and 2bw's is XPipe's."""
+    cases = [Case(method=method, versions=versions, stages=4, microbatches=4) for method, versions in METHODS]
+    ran = {case: train(case) for case in cases}
+    alike = []
+    for one, other in combinations(cases, 2):
+        same = by_layer(one) == by_layer(other)
+        alike += [f"{one.method} {other.method} {other.versions}"] * same
+        far = distance(ran[one], ran[other])
+        assert far == 0 if same else far > 1e-5, f"{one} and {other}"
+    assert alike == ["xpipe 2bw exact", "spectrain pipeoptim exact"]
+
+
+def by_layer(case: Case) -> list[Reads]:
+    law, ends = law_of(case), list(accumulate(case.balance))
+    chunks = [next(k for k, end in enumerate(ends) if layer < end) for layer in range(ends[-1])]
+    found = [law(k, j) for k in chunks for j in range(case.microbatches)]
+    return [one._replace(backward=0) if one == Reads(0, 0, None) else one for one in found]  # W_t in either case
+
+
+def test_the_oracle_by_hand() -> None:
+    """Loss w²/2 has the gradient w. Two updates ahead of one late, from the last gradient g: w(t-1) - 2 lr g(t-2)."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    oracle = PredictionOracle(
+        nn.Sequential(layer),
+        loss_fn=lambda output, target: output.square().mean() / 2,
+        optimizer=lambda params: SGD(params, lr=0.5),
+        microbatches=2,
+        balance=[1],
+        law=lambda k, j: Reads(delay=1, ahead=2, backward=None),
+    )
+    seen = []
+    for t in range(4):
+        if t == 3:
+            oracle.flush()
+        oracle.step(torch.ones(2, 1), torch.ones(2, 1))
+        seen.append(oracle.model.state_dict()["0.weight"].item())
+    # read, which is the gradient: 1, 1 (no state yet), 1/2 - 1 = -1/2; flushed: 1/4 - (-1/2) = 3/4
+    assert seen == [0.5, 0.0, 0.25, -0.125]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(4, 4),
+        nn.Conv2d(1, 1, 3, padding=1),
+        nn.LayerNorm(4),
+        nn.BatchNorm2d(1),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_writing_over_weights_is_a_backward_at_the_others(layer: nn.Module) -> None:
+    """The gradient that a layer hands back goes by its input and its weights alone, so it can be had the plain way:
+    a forward of the same input at the other weights."""
+    x = torch.randn(4, 1, 4, 4) if isinstance(layer, nn.Conv2d | nn.BatchNorm2d) else torch.randn(4, 4)
+    grads = []
+    for swapped in (True, False):
+        leaves = {name: one.detach().clone().requires_grad_() for name, one in layer.named_parameters()}
+        given = x.clone().requires_grad_()
+        if not swapped:
+            for leaf in leaves.values():
+                leaf.data.add_(1)
+        output = torch.func.functional_call(layer, leaves, (given,))
+        if swapped:
+            for leaf in leaves.values():
+                leaf.data.add_(1)
+        weights = torch.arange(output.numel(), dtype=torch.float32).reshape(output.shape)
+        grads.append(torch.autograd.grad((output * weights).sum(), [given, *leaves.values()]))
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_writing_over_the_weights_of_attention() -> None:
+    """Of two products, values of the one and gradients of the other: the other plus a constant."""
+    layer, x = models.Attention().double(), torch.randn(3, 5, WIDTH, dtype=torch.float64)
+    here = {name: one.detach().clone().requires_grad_() for name, one in layer.named_parameters()}
+    there = {name: (one.detach() + 0.1).requires_grad_() for name, one in here.items()}
+    old = {name: one.detach().clone() for name, one in here.items()}
+
+    def linear(value: Tensor, weight: str, bias: str) -> Tensor:
+        new = functional.linear(value, there[weight], there[bias])
+        return new + (functional.linear(value, old[weight], old[bias]) - new).detach()
+
+    given = [x.clone().requires_grad_() for _ in range(2)]
+    swapped = torch.func.functional_call(layer, here, (given[0],))
+    for name, leaf in here.items():
+        leaf.data.copy_(there[name])
+    parts = linear(given[1], "heads.in_proj_weight", "heads.in_proj_bias").chunk(3, -1)
+    q, k, v = (one.reshape(3, 5, 2, -1).transpose(1, 2) for one in parts)
+    heads = functional.scaled_dot_product_attention(q, k, v)
+    plain = given[1] + linear(heads.transpose(1, 2).flatten(2), "heads.out_proj.weight", "heads.out_proj.bias")
+    torch.testing.assert_close(swapped, plain)
+    for one, other in zip(
+        torch.autograd.grad(swapped.square().sum(), [given[0], *here.values()]),
+        torch.autograd.grad(plain.square().sum(), [given[1], *there.values()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+# what the engine really reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """A pass of a chunk: the version that its weights are, or are predicted from, how far, and the newest there was."""
+
+    forward: bool
+    chunk: int
+    index: int
+    version: int
+    ahead: int
+    newest: int
+
+
+def spied(patch: pytest.MonkeyPatch, case: Case) -> list[Read]:
+    """All passes of a run, told by the very tensors that modules and autograd read."""
+    reads: list[Read] = []
+    origin: dict[int, tuple[int, int]] = {}
+    predict, forward, backward = ParameterSet.predict, Chunk.forward, Chunk.backward
+
+    def note(chunk: Chunk, index: int, leaves: list[nn.Parameter], *, is_forward: bool) -> None:
+        versions = chunk.sets[0].versions
+        names = {id(some): (number, 0) for number, some in versions._leaves.items()} | origin
+        version, ahead = names[id(leaves)]
+        newest = versions.newest
+        reads.append(
+            Read(forward=is_forward, chunk=chunk.number, index=index, version=version, ahead=ahead, newest=newest)
+        )
+
+    def spy_predict(self: ParameterSet, key: Any, ahead: int) -> None:
+        predict(self, key, ahead)
+        origin[id(self.predicted(key))] = self.versions.newest, ahead
+
+    def spy_forward(self: Chunk, index: int, flight: Flight) -> Any:
+        note(self, index, flight.weights[0], is_forward=True)
+        return forward(self, index, flight)
+
+    def spy_backward(self: Chunk, index: int, gradients: Any, weights: Any = None) -> Any:
+        note(self, index, (weights or self.flights[index].weights)[0], is_forward=False)
+        return backward(self, index, gradients, weights)
+
+    patch.setattr(ParameterSet, "predict", spy_predict)
+    patch.setattr(Chunk, "forward", spy_forward)
+    patch.setattr(Chunk, "backward", spy_backward)
+    train(case)
+    return reads
+
+
+@pytest.mark.parametrize(("p", "m"), list(product([1, 2, 4], [1, 2, 4, 8])))
+@pytest.mark.parametrize(("method", "versions"), METHODS)
+def test_version_counts(method: str, versions: str, p: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The facts of DESIGN section 2: updates between a forward and its own, and all backwards at W_t."""
+    if method in ADDED and m % p:
+        return
+    case = Case(method=method, versions=versions, stages=p, microbatches=m, updates=p + 1)
+    reads, law = spied(monkeypatch, case), law_of(case)
+    assert len(reads) == 2 * len(case.balance) * m * case.updates
+    for read in reads:
+        (t, j), k = divmod(read.index, m), read.chunk
+        delay, ahead, backward = law(k, j)
+        version = max(0, t - delay)
+        if read.forward:
+            assert (read.version, read.ahead) == (version, ahead), read
+            if method != "wpipe":  # the order of work alone
+                assert read.newest == max(0, t - max(0, -(-(p - 1 - k - j) // m))), read
+        else:
+            assert read.newest == t, read
+            assert (read.version, read.ahead) == ((version, ahead) if backward is None else (t, backward)), read
