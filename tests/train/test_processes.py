@@ -48,11 +48,15 @@ def alive(pids: list[int]) -> list[int]:
 def test_a_wish_to_stop_is_followed_and_the_run_goes_on(tmp_path: Path) -> None:
     """SIGTERM and Ctrl-C: the mini-batch is finished, all is saved, exit 0; resumed, it makes its other updates."""
     run = tmp_path / "runs" / "tiny"
-    process = start("train", *words(train__updates=100000, checkpoint__every=0, evaluate__every=0), cwd=tmp_path)
+    job = words(train__updates=100000, checkpoint__every=0, evaluate__every=0)
+    process = start("train", *job, cwd=tmp_path, start_new_session=True)
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(lines(run, "train")) > 3, process)
     pids = ranks_of(process.pid)
     assert len(pids) == 2
-    process.send_signal(random.choice([signal.SIGTERM, signal.SIGINT]))
+    if random.random() < 0.5:
+        process.send_signal(signal.SIGINT)
+    else:
+        os.killpg(process.pid, signal.SIGTERM)  # as batch systems do it, to all processes of a job
     code, out, err = finish(process)
     assert code == 0, err
     assert "go on with: weft train --resume runs/tiny" in out

@@ -57,16 +57,16 @@ class ScheduleChoice:
 class Training:
     """How weights are updated."""
 
-    updates: int = option(600, "mini-batches in all, unless epochs are given", least=1)
+    updates: int = option(1200, "mini-batches in all, unless epochs are given", least=1)
     epochs: int = option(0, "passes over the data in all; 0: go by updates", least=0)
-    batch: int = option(48, "samples of a mini-batch, over all replicas", least=1)
+    batch: int = option(24, "samples of a mini-batch, over all replicas", least=1)
     optimizer: str = option("adamw", f"{', '.join(OPTIMIZERS)}, or package.module:function(params, lr=)")
-    lr: float = option(2e-3, "learning rate at its highest", above=0)
-    warmup: int = option(40, "updates in which the rate rises to lr", least=0)
+    lr: float = option(3e-3, "learning rate at its highest", above=0)
+    warmup: int = option(60, "updates in which the rate rises to lr", least=0)
     decay: str = option("cosine", "how the rate falls after that", allowed=("constant", "linear", "cosine"))
     floor: float = option(0.05, "share of lr that it falls to", least=0, most=1)
     momentum: float = option(0.9, "of sgd and rmsprop", least=0)
-    betas: list[float] = option([0.9, 0.95], "of the Adam family")
+    betas: list[float] = option([0.7, 0.95], "of the Adam family; late gradients want less momentum than 0.9")
     weight_decay: float = option(0.01, "decoupled in adamw and nadamw", least=0)
     clip_norm: float = option(0.0, "largest norm of a mini-batch's gradients; 0: no limit", least=0)
     precision: str = option("fp32", "bf16: autocast", allowed=("fp32", "bf16"))
@@ -79,7 +79,7 @@ class Training:
 class Evaluation:
     """How the model is judged on held-out data; this drains an asynchronous pipeline."""
 
-    every: int = option(150, "updates between evaluations; 0: at the end only", least=0)
+    every: int = option(300, "updates between evaluations; 0: at the end only", least=0)
     samples: int = option(960, "at most, the first ones; 0: all", least=0)
     batch: int = option(0, "samples of a mini-batch here; 0: as in training", least=0)
     metric: str = option("loss", "what is best: loss (also as perplexity) or a metric of the task, such as accuracy")
@@ -90,7 +90,7 @@ class Evaluation:
 class Checkpoints:
     """When the whole state is saved; this drains an asynchronous pipeline."""
 
-    every: int = option(150, "updates between checkpoints; 0: at the end only", least=0)
+    every: int = option(300, "updates between checkpoints; 0: at the end only", least=0)
     keep: int = option(2, "newest ones that are kept, beside the best", least=1)
     grace: float = option(60.0, "seconds that a run which is asked to stop has to finish and save", above=0)
 

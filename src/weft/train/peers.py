@@ -80,13 +80,13 @@ class Peers:
 def stop_wish() -> Iterator[threading.Event]:
     """An event that is set when the run is asked to end: by `weft train`'s own process, or by SIGTERM and SIGINT.
 
-    The second signal is not caught any more, and ends the process at once.
+    Who ends a job may send SIGTERM to all of its processes, so ranks that `weft train` has started take it too. The
+    second signal is not caught any more, and ends the process at once.
     """
-    if here.inside or threading.current_thread() is not threading.main_thread():
-        yield here.stop
-        return
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = here.stop if here.inside else threading.Event()
+    numbers = (signal.SIGTERM,) if here.inside else (signal.SIGTERM, signal.SIGINT)
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in numbers if main}
 
     def wish(number: int, frame: Any) -> None:
         stop.set()

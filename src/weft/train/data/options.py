@@ -72,6 +72,7 @@ class PythonSources(Tokenised, Split):
 
     reader = "text"
     name: str = option("python", "the data")
+    context: int = option(64, "tokens a sample", least=4)
 
     def check(self) -> None:
         super().check()

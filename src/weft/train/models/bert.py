@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from weft.train.facts import Facts
 from weft.train.models.gpt import join_heads, split_heads
-from weft.train.models.options import BERT
+from weft.train.models.options import BERT, spread_of
 
 Carry: TypeAlias = "tuple[Tensor, Tensor]"
 
@@ -33,9 +33,10 @@ def build_bert(options: BERT, facts: Facts) -> nn.Sequential:
         layers[f"feedforward{number}"] = FeedForward(options)
     layers["head"] = Head(facts.classes, options)
     model = nn.Sequential(layers)
+    spread = spread_of(options)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.02)
+            nn.init.normal_(parameter, std=spread)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     return model

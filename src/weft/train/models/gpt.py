@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.train.facts import Facts
-from weft.train.models.options import GPT
+from weft.train.models.options import GPT, spread_of
 
 
 def build_gpt(options: GPT, facts: Facts) -> nn.Sequential:
@@ -26,11 +26,12 @@ def build_gpt(options: GPT, facts: Facts) -> nn.Sequential:
         layers[f"feedforward{number}"] = FeedForward(options)
     layers["head"] = head = Head(vocabulary, options)
     model = nn.Sequential(layers)
+    spread = spread_of(options)
     for name, parameter in model.named_parameters():
         if name.endswith(("projection.weight", "down.weight")):  # they end the residual branches, two a block
-            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * options.layers))
+            nn.init.normal_(parameter, std=spread / math.sqrt(2 * options.layers))
         elif parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.02)
+            nn.init.normal_(parameter, std=spread)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     if options.tied:
