@@ -57,6 +57,7 @@ def test_what_needs_no_torch_imports_none() -> None:
 
 LAYERS = (
     "errors",
+    "environment",
     "own",
     "output",
     "schedule",

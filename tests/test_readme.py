@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.test_docs import MORE, UPDATES, run_weft
 
 from weft.cli import main
 
@@ -20,7 +21,9 @@ def blocks(language: str, text: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("weft ")]
+LINES = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("weft ")]
+TRAINING = [line for line in LINES if line.split()[1] in ("train", "compare", "export")]
+COMMANDS = [line for line in LINES if line not in TRAINING]
 
 
 @pytest.fixture
@@ -43,6 +46,17 @@ def test_every_command_runs(command: str, copy: Path, capsys: pytest.CaptureFixt
     assert captured.err if expected else captured.out
     if "-o" in words:
         assert (copy / words[words.index("-o") + 1]).stat().st_size > 0
+
+
+def test_the_commands_that_train_run_one_after_the_other(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cut short, as the pages' own are."""
+    (job,) = blocks("toml")
+    Path("job.toml").write_text(job)
+    updates = UPDATES
+    for line in TRAINING:
+        updates += MORE if "train.updates=" in line else 0
+        run_weft(line, updates, capsys)
+    assert (copy / "runs" / "gpt-wpipe" / "export" / "huggingface" / "config.json").exists()
 
 
 @pytest.mark.parametrize("number", range(len(blocks("python"))))

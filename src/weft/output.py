@@ -16,7 +16,7 @@ def write_text(path: str | Path, text: str) -> None:
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "x", encoding="utf-8", newline="\n") as file:
+        with open(beside, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

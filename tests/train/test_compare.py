@@ -19,7 +19,7 @@ NAMES = ("1f1b", "2bw", "wpipe")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three schedules, two seeds."""
     home = tmp_path_factory.mktemp("compared")
-    sets = words(schedule__virtual=True, train__updates=12, evaluate__every=4, log__folder=str(home))
+    sets = words(schedule__virtual=True, train__updates=12, evaluate__every=4, log__every=1, log__folder=str(home))
     assert main(["compare", *sets, "--schedules", ",".join(NAMES), "--seeds", "2"]) == 0
     return home / "tiny"
 
@@ -33,7 +33,9 @@ def test_they_begin_alike_and_see_the_same_samples(compared: Path) -> None:
     """The first mini-batch is computed with the initial weights under every schedule, so its loss is the same."""
     firsts = {seed: [lines(compared / f"{name}-seed{seed}", "train")[0] for name in NAMES] for seed in (0, 1)}
     for some in firsts.values():
-        assert some[0]["loss"] == pytest.approx(some[1]["loss"], rel=0.05)
+        assert [line["update"] for line in some] == [1] * len(NAMES)
+        assert {line["loss"] for line in some} == {some[0]["loss"]}
+    assert firsts[0][0]["loss"] != firsts[1][0]["loss"]
     jobs = [job_of(str(compared / f"{name}-seed1" / "job.toml")) for name in NAMES]
     states = [net_of(job, facts_of(job)).model.state_dict() for job in jobs]
     assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in other)
@@ -92,6 +94,24 @@ def test_a_comparison_goes_on_where_it_was(compared: Path, capsys: pytest.Captur
     assert (compared / "2bw-seed0" / "summary.json").stat().st_mtime_ns == before
     assert main(["compare", "--resume", str(compared), "--json"]) == 0  # what it was told last is known
     assert json.loads(capsys.readouterr().out)["runs"] == result["runs"]
+
+
+def test_one_that_fails_does_not_take_the_others_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = words(schedule__virtual=True, train__updates=4, train__clip_norm=1.0, log__folder=str(tmp_path))
+    assert main(["compare", *sets, "--schedules", "xpipe,1f1b"]) == 1
+    captured = capsys.readouterr()
+    assert "xpipe, seed 0 failed: clip_norm needs one norm" in captured.err
+    assert "1f1b " in captured.out
+    assert (tmp_path / "tiny" / "report.html").exists()
+
+
+def test_a_schedule_from_a_file_stays_in_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text((Path(__file__).parents[2] / "examples" / "v_shape.csv").read_text())
+    sets = words(schedule__virtual=True, schedule__microbatches=2, train__updates=4, log__folder=str(tmp_path / "runs"))
+    assert main(["compare", *sets, "--schedules", f"1f1b,{file}"]) == 0
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["own.csv", "runs"]
+    assert len(list((tmp_path / "runs" / "tiny").glob("*/summary.json"))) == 2
 
 
 @pytest.mark.parametrize(

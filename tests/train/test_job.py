@@ -1,5 +1,6 @@
 """A job's keys together: what is refused before any rank is started, and what is chosen by itself."""
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from weft.errors import WeftError
 from weft.schedule import METHODS
 from weft.train.config import load, to_toml
 from weft.train.data.options import DATA
-from weft.train.job import OPTIMIZERS, Job, job_of, ranks_of, schedule_of
+from weft.train.job import OPTIMIZERS, Job, job_of, ranks_of, resolved, schedule_of
 from weft.train.models.options import MODELS
 from weft.train.optimizers import CLASSES
 
@@ -36,8 +37,11 @@ def test_a_printed_job_is_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["train", "--print-config", *(word for one in sets for word in ("--set", one))]) == 0
     file = tmp_path / "job.toml"
     file.write_text(capsys.readouterr().out)
-    assert load(Job, str(file)) == job_of(None, sets)
-    assert job_of(str(file)).train.lr == 1e-4
+    job = job_of(str(file))
+    assert job == resolved(job_of(None, sets))
+    assert (job.train.lr, job.schedule.ranks) == (1e-4, ranks_of(job_of(None)))
+    assert main(["train", "--print-config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schedule"]["name"] == "wpipe"
 
 
 @pytest.mark.parametrize("registry", [MODELS, DATA])
@@ -92,13 +96,14 @@ def test_schedules_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         job_of(None, [f"schedule.name={examples}/v_shape.csv", "schedule.ranks=3"])
 
 
-def test_ranks_of_torchrun_count() -> None:
-    there = {"RANK": "0", "WORLD_SIZE": "6"}
+def test_ranks_of_torchrun_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "6", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
     job = load(Job, None, ["schedule.replicas=2"])
-    assert ranks_of(job, there) == 6
+    assert ranks_of(job) == 6
     with pytest.raises(WeftError, match=r"schedule.ranks: 4, WORLD_SIZE: 6"):
-        ranks_of(load(Job, None, ["schedule.ranks=4"]), there)
-    assert ranks_of(load(Job, None, ["schedule.ranks=8", "schedule.virtual=true"]), there) == 8
+        ranks_of(load(Job, None, ["schedule.ranks=4"]))
+    assert ranks_of(load(Job, None, ["schedule.ranks=8", "schedule.virtual=true"])) == 8
 
 
 def test_every_optimizer_has_a_class() -> None:

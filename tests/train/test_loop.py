@@ -101,6 +101,8 @@ def test_a_finished_run_keeps_its_figures(capsys: pytest.CaptureFixture[str]) ->
     before = Path("runs/tiny/summary.json").read_text()
     assert main(["train", "--resume", "tiny"]) == 2
     assert "runs/tiny is finished (updates: 8)" in capsys.readouterr().err
+    assert train("--continue", train__updates=8) == 0
+    assert "runs/tiny/report.html" in capsys.readouterr().out
     assert Path("runs/tiny/summary.json").read_text() == before
 
 
@@ -142,6 +144,19 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used_if_asked(
     assert "--checkpoint previous" in told
     assert main(["train", "--resume", "tiny", "--checkpoint", "previous", *more]) == 0
     assert [line["update"] for line in lines(Path("runs/tiny"), "evaluation")] == [8, 16, 24, 32]
+    names = {one.name for one in Path("runs/tiny/checkpoints").iterdir()}
+    assert "aside-update-00000024" in names  # of the way that was not gone; not lost, and not in the way
+    assert {"update-00000024", "update-00000032"} <= names
+
+
+def test_a_loss_that_is_not_finite_ends_no_run() -> None:
+    """With nan = skip a run may diverge; all that it leaves is still JSON, and a page."""
+    more = {"train__lr": 1e30, "train__warmup": 0, "train__nan": "skip", "train__optimizer": "sgd"}
+    assert train(**more) == 0
+    summary = json.loads(Path("runs/tiny/summary.json").read_text())
+    assert summary["final"]["loss"] is None
+    assert summary["skipped"] > 0
+    assert Path("runs/tiny/report.html").exists()
 
 
 def test_the_best_is_kept_and_patience_ends_a_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +170,10 @@ def test_the_best_is_kept_and_patience_ends_a_run(capsys: pytest.CaptureFixture[
     checkpoints = Path("runs/tiny/checkpoints")
     assert (checkpoints / "best").read_text().strip() == f"update-{4 * (best + 1):08}"
     assert "stopped early" in capsys.readouterr().out
+    weights_then = weights(Path("runs/tiny"))
+    assert main(["train", "--resume", "tiny", "--checkpoint", "latest"]) == 0  # it is tired still, and makes no update
+    assert equal(weights(Path("runs/tiny")), weights_then)
+    assert len(lines(Path("runs/tiny"), "evaluation")) == len(judged)
     assert (checkpoints / "best").read_text() != (checkpoints / "latest").read_text()
 
 
@@ -168,6 +187,7 @@ def test_staleness_and_events_are_written() -> None:
     train(log__telemetry=4, log__tensorboard=True, schedule__name="xpipe")
     found = lines(Path("runs/tiny"), "staleness")
     assert {line["chunk"] for line in found} == {0, 1}
+    assert "samples" not in json.loads(Path("runs/tiny/summary.json").read_text())["ranks"][0]["chunks"][0]
     assert [line["update"] for line in found if line["chunk"] == 0] == [1, 5, 9, 13, 17, 21]
     assert list(Path("runs/tiny/events").glob("events.*"))
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -41,11 +42,23 @@ def wait_for(condition: object, process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"it did not come to that within {DEADLINE} s: {finish(process)}")
 
 
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_a_wish_to_stop_is_followed_and_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("everybody", [False, True])
+def test_a_wish_to_stop_is_followed_and_the_run_goes_on(everybody: bool, tmp_path: Path) -> None:
     """SIGTERM and Ctrl-C: the mini-batch is finished, all is saved, exit 0; resumed, it makes its other updates."""
     run = tmp_path / "runs" / "tiny"
     job = words(train__updates=100000, checkpoint__every=0, evaluate__every=0)
@@ -53,10 +66,10 @@ def test_a_wish_to_stop_is_followed_and_the_run_goes_on(tmp_path: Path) -> None:
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(lines(run, "train")) > 3, process)
     pids = ranks_of(process.pid)
     assert len(pids) == 2
-    if random.random() < 0.5:
-        process.send_signal(signal.SIGINT)
-    else:
+    if everybody:
         os.killpg(process.pid, signal.SIGTERM)  # as batch systems do it, to all processes of a job
+    else:
+        process.send_signal(signal.SIGINT)
     code, out, err = finish(process)
     assert code == 0, err
     assert "go on with: weft train --resume runs/tiny" in out
@@ -110,16 +123,24 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(ranks: int, tmp_path: P
     chance = random.Random(ranks)
     run = tmp_path / "runs" / "killed"
     process = start("train", *words(name="killed", **sizes), "--max-restarts", "1000", cwd=tmp_path)
-    told, killed, before = [], 0, ""
+    told: list[int] = []
+    killed, saving, before = 0, 0, ""
+
+    def half_saved() -> bool:
+        return process.poll() is not None or bool(list(run.glob("checkpoints/.update-*.part/*")))
 
     def progress() -> bool:
         latest = run / "checkpoints" / "latest"
         now = latest.read_text() if latest.exists() else ""
         return process.poll() is not None or (now != before and len(ranks_of(process.pid)) == ranks)
 
-    for _ in range(KILLS):
+    for number in range(KILLS):
         wait_for(progress, process)
-        threading.Event().wait(chance.uniform(0, 0.3))  # a random moment is what is tested
+        if number % 2:
+            threading.Event().wait(chance.uniform(0, 0.3))  # a random moment is what is tested
+        else:
+            wait_for(half_saved, process)
+            saving += 1
         pids = ranks_of(process.pid)
         if len(pids) == ranks and process.poll() is None:
             before = (run / "checkpoints" / "latest").read_text()
@@ -130,6 +151,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(ranks: int, tmp_path: P
     code, _, err = finish(process)
     assert code == 0, err
     assert killed > 0
+    assert saving > 0
     assert "was killed by SIGKILL" in err
     assert json.loads((run / "summary.json").read_text())["restarts"] >= 1
     whole, resumed = weights(tmp_path / "runs" / "whole"), weights(run)
@@ -161,6 +183,37 @@ def test_under_torchrun_it_is_the_same_run(tmp_path: Path) -> None:
     assert finish(start("train", *words(name="here"), cwd=tmp_path))[0] == 0
     there, here = (weights(tmp_path / "runs" / name) for name in ("there", "here"))
     assert all(torch.equal(there[name], here[name]) for name in here)
+
+
+def test_torchrun_starts_it_again(tmp_path: Path) -> None:
+    """A rank that is killed ends the others; torchrun starts all again, with the store that it had."""
+    run = tmp_path / "runs" / "again"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "1",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+    ]
+    command += ["static", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--max-restarts", "1"]
+    job = words(name="again", schedule__ranks=0, train__updates=40, checkpoint__every=2, evaluate__every=0)
+    process = subprocess.Popen(
+        [*command, "-m", "weft", "train", *job, "--continue"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: (run / "checkpoints" / "latest").exists(), process)
+    ranks = [one for pid in ranks_of(process.pid) for one in [pid, *ranks_of(pid)] if "weft" in command_of(one)]
+    os.kill(ranks[-1], signal.SIGKILL)
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert "update 40/40" in out
+    assert json.loads((run / "summary.json").read_text())["update"] == 40
 
 
 def test_a_mistake_that_only_ranks_see_is_told_in_one_line(tmp_path: Path) -> None:

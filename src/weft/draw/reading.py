@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from weft.draw.charts import short
 
 POINTS = 400  # of a curve; more can't be seen
-RISING = ("accuracy",)  # metrics of which more is better
+FALLING = ("loss", "perplexity")  # of all other metrics, more is better
 
 SPEED, SHARE = "{:,.0f} samples/s".format, "{:.1%}".format
 
@@ -66,6 +66,11 @@ class Run:
     def final(self, metric: str) -> float:
         values = course(self.evaluations, metric)[:, VALUE]
         return float(values[-1]) if len(values) else math.nan
+
+
+def rising(metric: str) -> bool:
+    """Whether more of a metric is better."""
+    return metric not in FALLING
 
 
 def total(memory: Mapping[str, int]) -> float:
@@ -157,7 +162,7 @@ def _one(run: Run, metric: str, reference: tuple[str, float] | None) -> list[str
         first, last = smoothed(losses)[[0, -1], VALUE]
         said.append(_change(first, last) if len(losses) > 1 else f"The training loss was {last:.3f}.")
     if len(values):
-        better = np.argmax if metric in RISING else np.argmin
+        better = np.argmax if rising(metric) else np.argmin
         best, last = values[better(values[:, VALUE])], values[-1]
         text = f"On validation data the {metric} was {measured(metric, last[VALUE])} at the end"
         if best[VALUE] == last[VALUE]:
@@ -228,7 +233,7 @@ def headline(runs: Sequence[Run], metric: str) -> dict[str, str]:
         (
             f"best final {metric}",
             lambda run: run.final(metric),
-            metric in RISING,
+            rising(metric),
             lambda value: measured(metric, value),
         ),
         ("fastest", lambda run: run.speed, True, SPEED),
@@ -236,10 +241,10 @@ def headline(runs: Sequence[Run], metric: str) -> dict[str, str]:
         ("least memory, largest rank", lambda run: run.peak, False, size),
     ]
     found = {}
-    for label, value, rising, text in wanted:
+    for label, value, more, text in wanted:
         order = ranking(by_group(runs), value)
         if order:
-            best, name = order[-1 if rising else 0]
+            best, name = order[-1 if more else 0]
             found[label] = f"{name}: {text(best)}"
     return found
 
@@ -251,7 +256,7 @@ def _several(runs: Sequence[Run], metric: str) -> list[str]:
     each = f", {'up to ' * (counts[0] < seeds)}{seeds} runs each" if seeds > 1 else ""
     said = [f"{len(runs)} runs: {', '.join(groups)}{each}."]
     order = ranking(groups, lambda run: run.final(metric))
-    if metric in RISING:
+    if rising(metric):
         order.reverse()
     if len(order) > 1:
         (best, first), (worst, last) = order[0], order[-1]

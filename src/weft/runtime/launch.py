@@ -25,11 +25,13 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from weft.environment import is_rank
 from weft.errors import RunError, WeftError
 from weft.runtime import stacks
 from weft.runtime.rank import GO, STOP, Failure, Job, choose_backend, here, in_words
@@ -91,7 +93,7 @@ def launch(
         raise WeftError(
             f"weft.launch can't start ranks inside a rank (here: {here.inside}); call it once, from the script"
         )
-    if os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR"} or _has_group():
+    if is_rank() or _has_group():
         return [_join(fn, args, ranks, threads, backend, timeout)]
     call = _pickled(fn, args)
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
@@ -343,6 +345,35 @@ def _has_group() -> bool:
     return dist is not None and bool(dist.is_available() and dist.is_initialized())
 
 
+def _start_of_all(store: Any, rank: int, ranks: int, timeout: float) -> Any:
+    """Wait for all ranks; a part of the store that this start has for itself.
+
+    torchrun may keep its store when it starts all ranks again, with what the dead ones wrote. So rank 0 gives each
+    start a name of its own, which stands there only until all have read it.
+    """
+    import torch.distributed as dist
+
+    end, name = time.monotonic() + timeout, ""
+    if rank == 0:
+        name = uuid.uuid4().hex
+        store.set("name", name)
+    while time.monotonic() < end:
+        if rank > 0 and store.check(["name"]) and (now := store.compare_set("name", name, name).decode()) != name:
+            name = now
+            store.set(f"{name}/up/{rank}", "")
+        if rank == 0 and store.check([f"{name}/up/{one}" for one in range(1, ranks)]):
+            store.delete_key("name")
+            store.set(f"{name}/go", "")
+        if name and store.check([f"{name}/go"]):
+            return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        time.sleep(0.02)
+    late = ", ".join(str(one) for one in range(ranks) if one != rank and not store.check([f"{name}/up/{one}"]))
+    raise RunError(
+        f"rank {rank} waited {timeout:g} s for others to come up (missing: {late}); if more time is all that "
+        "it takes, raise timeout="
+    )
+
+
 def _join(
     fn: Callable[..., T],
     args: tuple[Any, ...],
@@ -368,18 +399,7 @@ def _join(
     if mine:
         wait = timedelta(seconds=min(timeout, 1e6))
         found, rank, _ = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        prefix = f"weft/{again}/{next(_joins)}"  # a second launch, or start, must not read the first one's entries
-        store = dist.PrefixStore(prefix, found)  # type: ignore[attr-defined]
-        store.set(f"up/{rank}", "")
-        try:
-            store.wait([f"up/{one}" for one in range(ranks)], wait)
-        except dist.DistError as problem:
-            late = ", ".join(str(one) for one in range(ranks) if not store.check([f"up/{one}"]))
-            raise RunError(
-                f"rank {rank} waited {timeout:g} s for others to come up (missing: {late}); if more time is all that "
-                "it takes, raise timeout="
-            ) from problem
+        store = _start_of_all(dist.PrefixStore(f"weft/{next(_joins)}", found), rank, ranks, timeout)  # type: ignore[attr-defined]
         local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
         dist.init_process_group(choose_backend(backend, *local), store=store, rank=rank, world_size=ranks)
     result = fn(*args)  # if this fails, the group stays: taking it apart can block, and torchrun ends the process

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-KEPT = 64  # samples of a chunk, the last ones
+KEPT = 4096  # samples of a chunk, the last ones
 
 
 class _Taken(NamedTuple):

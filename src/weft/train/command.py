@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from dataclasses import replace
 from typing import Any
 
+from weft.environment import is_first, is_rank
 from weft.errors import RunError, WeftError
 from weft.output import print_table
 from weft.schedule import METHODS
-from weft.train.config import to_toml
+from weft.train.config import as_dict, to_toml
 from weft.train.folder import Folder, new_folder, run_folder
-from weft.train.job import Job, job_of
+from weft.train.job import Job, job_of, resolved
+from weft.train.metrics import plain
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -31,13 +34,21 @@ def train(arguments: argparse.Namespace) -> None:
     resumed = run_folder(arguments.resume) if arguments.resume else None
     job = resumed.job(arguments.sets) if resumed else job_of(arguments.job, arguments.sets)
     if arguments.print_config:
-        print(to_toml(job), end="")
+        whole = resolved(job)
+        print(json.dumps(as_dict(whole), indent=2) if arguments.json else to_toml(whole).rstrip())
         return
     if resumed:
-        _refuse_finished(resumed, job)
+        if not arguments.checkpoint and (done := _finished(resumed, job)) is not None:
+            raise WeftError(
+                f"{resumed} is {done['how']} (updates: {done['update']}), so there is nothing to go on with; give it "
+                "more with --set train.updates=, train.epochs= or evaluate.patience="
+            )
         folder, checkpoint = resumed, arguments.checkpoint or "latest"
     else:
         folder, checkpoint = _begin(job, overwrite=arguments.overwrite, go_on=arguments.go_on)
+        if checkpoint and (done := _finished(folder, job)) is not None:
+            _show(done, folder, arguments.json)
+            return
     from weft.train.supervise import run
 
     summary = run(
@@ -47,35 +58,37 @@ def train(arguments: argparse.Namespace) -> None:
         max_restarts=arguments.max_restarts,
         show="aside" if arguments.json else "live",
     )
-    if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(summary | {"folder": str(folder)}, indent=2)) if arguments.json else _tell(summary, folder)
+    _show(summary, folder, arguments.json)
+
+
+def _show(summary: dict[str, Any], folder: Folder, as_json: bool) -> None:
+    if is_first():
+        print(json.dumps(plain(summary) | {"folder": str(folder)}, indent=2)) if as_json else _tell(summary, folder)
 
 
 def _begin(job: Job, *, overwrite: bool, go_on: bool) -> tuple[Folder, str]:
     """The folder of a new run, or of one to go on with, and the checkpoint to go on from.
 
-    Under torchrun all ranks come to the same folder, for its name must be given; a restart of torchrun's goes on.
+    Under torchrun all ranks come to the same folder, for its name must be given.
     """
-    for why, wanted in (("under torchrun", "WORLD_SIZE" in os.environ), ("with --continue", go_on)):
+    for why, wanted in (("under torchrun", is_rank()), ("with --continue", go_on)):
         if wanted and not job.name:
             raise WeftError(f"a job {why} needs a name, so that its folder is always the same; use --set name=...")
     folder = Folder(os.path.join(job.log.folder, job.name))
-    if (go_on or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0") and (folder.path / "job.toml").is_file():
+    if go_on and (folder.path / "job.toml").is_file():
         return folder, "latest"
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first():
         return folder, "latest" if go_on else ""
     return new_folder(job, overwrite=overwrite), ""
 
 
-def _refuse_finished(folder: Folder, job: Job) -> None:
-    """A run that has nothing left to do would only lose its figures."""
-    own, summary = folder.job([]).train, folder.summary()
-    same = (job.train.updates, job.train.epochs) == (own.updates, own.epochs)
-    if same and summary is not None and summary["how"] == "finished":
-        raise WeftError(
-            f"{folder} is finished (updates: {summary['update']}), so there is nothing to go on with; "
-            f"give it more, such as --set train.updates={2 * summary['updates']}"
-        )
+def _finished(folder: Folder, job: Job) -> dict[str, Any] | None:
+    """What came out of a run that has nothing left to do: to go on would only lose its figures."""
+    summary = folder.summary()
+    if summary is None or summary["how"] == "stopped":
+        return None
+    limits = [(one.train.updates, one.train.epochs, one.evaluate.patience) for one in (folder.job([]), job)]
+    return summary if limits[0] == limits[1] else None
 
 
 def _tell(summary: dict[str, Any], folder: Folder) -> None:
@@ -90,13 +103,17 @@ def _tell(summary: dict[str, Any], folder: Folder) -> None:
         print(f"{'single tokens':22}{summary['entropy']:.4g}, the loss of knowing just how often each occurs")
     print(f"{'report':22}{folder.report}")
     if summary["how"] == "stopped":
-        print(f"go on with: weft train --resume {folder}")
+        print(f"go on with: weft train --resume {shlex.quote(str(folder))}")
 
 
 def compare(arguments: argparse.Namespace) -> None:
     """`weft compare`."""
     from weft.train.compare import compare as run
 
+    if is_rank():
+        raise WeftError("weft compare starts its own ranks; run it without torchrun, on one machine")
+    if arguments.resume and (arguments.job or arguments.sets or arguments.overwrite):
+        raise WeftError("--resume goes on with the comparison's own job; leave JOB.toml, --set and --overwrite out")
     resumed = run_folder(arguments.resume) if arguments.resume else None
     choice = _choice(arguments, resumed)
     names, seeds = choice["schedules"], choice["seeds"]
@@ -125,6 +142,8 @@ def compare(arguments: argparse.Namespace) -> None:
     else:
         print_table(tuple(result["head"]), [tuple(row) for row in result["rows"]])
         print(f"report  {folder.report}")
+        if result["stopped"]:
+            print(f"go on with: weft compare --resume {shlex.quote(str(folder))}")
     if result["problems"]:
         raise RunError("; ".join(f"{name} failed: {cause}" for name, cause in result["problems"].items()))
 

@@ -13,15 +13,16 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+from weft.draw.reading import rising
 from weft.draw.report import report
 from weft.errors import RunError, WeftError
 from weft.output import write_text
 from weft.runtime.report import amount
 from weft.simulate import CATEGORIES
 from weft.train.display import clock
-from weft.train.folder import Folder
+from weft.train.folder import Folder, slug
 from weft.train.job import Job, check
-from weft.train.metrics import read
+from weft.train.metrics import plain, read
 from weft.train.reporting import bubble, reference, run_of
 from weft.train.supervise import run
 
@@ -43,8 +44,11 @@ def compare(
     folder.write_job(job)
     choice = {"schedules": list(schedules), "seeds": seeds, "target": target}
     write_text(folder.path / "choice.json", json.dumps(choice) + "\n")
-    folders = {name: Folder(folder.path / name.replace(", ", "-").replace(" ", "")) for name in jobs}
+    folders = {name: Folder(folder.path / slug(name.replace(" ", ""))) for name in jobs}
+    if len({one.path for one in folders.values()}) < len(folders):
+        raise WeftError(f"schedules need names that differ as folders do (got {', '.join(schedules)}); rename one")
     problems: dict[str, str] = {}
+    stopped = False
     for number, (name, one) in enumerate(jobs.items(), 1):
         done = folders[name].summary()
         if done is not None and done["how"] != "stopped":
@@ -52,11 +56,14 @@ def compare(
         if show != "none":
             print(f"{number} of {len(jobs)}: {name}", file=sys.stderr if show == "aside" else sys.stdout, flush=True)
         try:
-            if run(one, folders[name], checkpoint="latest", max_restarts=max_restarts, show=show)["how"] == "stopped":
-                raise WeftError(f"{name} was stopped, and the comparison with it; go on with --resume {folder}")
-        except RunError as problem:
+            folders[name].write_job(one)
+            summary = run(one, folders[name], checkpoint="latest", max_restarts=max_restarts, show=show)
+        except (RunError, WeftError) as problem:
             problems[name] = str(problem).splitlines()[0]
-    return _write(folder, folders, problems, target)
+            continue
+        if stopped := summary["how"] == "stopped":
+            break
+    return _write(folder, folders, problems, target) | {"stopped": stopped}
 
 
 def _member(job: Job, schedule: str, seed: int) -> Job:
@@ -70,7 +77,7 @@ def _seeds(job: Job, many: int) -> range:
 def _write(
     folder: Folder, folders: dict[str, Folder], problems: dict[str, str], target: float | None
 ) -> dict[str, Any]:
-    found = {name: one.summary() for name, one in folders.items() if name not in problems}
+    found = {name: one.summary() for name, one in folders.items() if name not in problems}  # stopped ones too
     summaries = {name: one for name, one in found.items() if one is not None}
     if not summaries:
         raise RunError("every run failed: " + "; ".join(f"{name}: {cause}" for name, cause in problems.items()))
@@ -92,7 +99,7 @@ def _write(
     ]
     head, rows = _table(runs, metric, aim)
     result = {"metric": metric, "target": aim, "head": head, "rows": rows, "runs": runs, "problems": problems}
-    write_text(folder.path / "compare.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+    write_text(folder.path / "compare.json", json.dumps(plain(result), indent=2, allow_nan=False) + "\n")
     pages = [run_of(folders[name], name=name) for name in summaries]
     first = next(iter(summaries.values()))
     title = f"{first['title'].split(':')[0]}: {', '.join(dict.fromkeys(one['schedule'] for one in runs))}"
@@ -103,14 +110,14 @@ def _write(
 
 def _reached_by_all(evaluations: dict[str, list[dict[str, Any]]], metric: str) -> float | None:
     """The best value that every run has come to."""
-    worse, better = (max, min) if metric == "loss" else (min, max)
+    worse, better = (min, max) if rising(metric) else (max, min)
     values = [[line[metric] for line in lines if line[metric] is not None] for lines in evaluations.values()]
     return None if not all(values) else float(worse(better(some) for some in values))
 
 
 def _time_to(lines: Sequence[dict[str, Any]], metric: str, aim: float | None) -> float | None:
     """Seconds of training at the first evaluation that is as good."""
-    sign = 1 if metric == "loss" else -1
+    sign = -1 if rising(metric) else 1
     for line in lines:
         if aim is not None and line[metric] is not None and sign * line[metric] <= sign * aim:
             return float(line["seconds"])
@@ -145,8 +152,9 @@ def _row(some: Sequence[dict[str, Any]], metric: str, held: Sequence[str]) -> li
     ]
 
 
-def _spread(values: Sequence[float]) -> str:
-    if not values:
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
         return "–"
-    around = f" ± {(max(values) - min(values)) / 2:.2g}" if len(values) > 1 else ""
-    return f"{mean(values):.4g}{around}"
+    around = f" ± {(max(known) - min(known)) / 2:.2g}" if len(known) > 1 else ""
+    return f"{mean(known):.4g}{around}"

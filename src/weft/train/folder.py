@@ -15,16 +15,19 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from weft.environment import is_rank
 from weft.errors import WeftError
 from weft.output import write_text
 from weft.schedule.catalog import nearest
 from weft.train.config import to_toml
 from weft.train.job import Job, job_of
+from weft.train.metrics import plain
 
 NAME = re.compile(r"update-(\d+)(?:-(\d+))?")
 
@@ -43,11 +46,11 @@ class Folder:
     # What is in it
 
     def job(self, sets: list[str]) -> Job:
-        """The run's own configuration, with other settings on top."""
+        """The run's own configuration, with other settings on top; torchrun decides how many ranks there are."""
         file = self.path / "job.toml"
         if not file.is_file():
             raise WeftError(f"{self} is no run: it has no job.toml; name a folder such as runs/gpt-wpipe")
-        return job_of(str(file), sets)
+        return job_of(str(file), [*(["schedule.ranks=0"] if is_rank() else []), *sets])
 
     def write_job(self, job: Job) -> None:
         with _writing(self.path):
@@ -55,7 +58,7 @@ class Folder:
         write_text(self.path / "job.toml", to_toml(job))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        write_text(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        write_text(self.path / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
 
     def summary(self) -> dict[str, Any] | None:
         """What came out, if the run has come to an end."""
@@ -107,6 +110,25 @@ class Folder:
         """Remove what a killed run, or an old checkpoint, has left."""
         for left in self.checkpoints.glob(".update-*"):
             shutil.rmtree(left, ignore_errors=True)
+        for left in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
+            left.unlink(missing_ok=True)
+
+    def rewind(self, checkpoint: Path, *, best: int | None) -> None:
+        """A run goes on from here: newer checkpoints, of a way that is not gone, are set aside under another name."""
+        for name in self.names():
+            if _age(name) > _age(checkpoint.name):
+                aside, number = self.checkpoints / f"aside-{name}", 1
+                while aside.exists():
+                    number += 1
+                    aside = self.checkpoints / f"aside-{name}-{number}"
+                with _writing(aside):
+                    (self.checkpoints / name).rename(aside)
+        kept = [name for name in self.names() if _age(name)[0] == best]
+        if kept:
+            write_text(self.checkpoints / "best", kept[-1] + "\n")
+        else:
+            (self.checkpoints / "best").unlink(missing_ok=True)
+        write_text(self.checkpoints / "latest", checkpoint.name + "\n")
 
     def find(self, which: str) -> Path | None:
         """The checkpoint `latest`, `previous`, `best` or of a name; None where there is no latest one yet."""
@@ -147,18 +169,23 @@ def new_folder(job: Job, *, overwrite: bool) -> Folder:
         if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
             if not overwrite:
                 raise WeftError(
-                    f"{path} is there already; go on with it (--resume {path}), replace it (--overwrite), or give "
-                    "another name (--set name=...)"
+                    f"{path} is there already; go on with it (--resume {shlex.quote(str(path))}), replace it "
+                    "(--overwrite), or give another name (--set name=...)"
                 )
             if not (path / "job.toml").is_file():
                 raise WeftError(f"{path} is no run (it has no job.toml), so it is not overwritten; use another name")
             shutil.rmtree(path)
         return Folder(path)
-    stem = "-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in (job.model.name, job.schedule.name))
+    stem = f"{slug(job.model.name)}-{slug(job.schedule.name)}"
     number = 1
     while (path := home / (stem if number == 1 else f"{stem}-{number}")).exists():
         number += 1
     return Folder(path)
+
+
+def slug(name: str) -> str:
+    """A name that can be a folder's."""
+    return re.sub(r"[^\w.]+", "-", name).strip("-.")
 
 
 def run_folder(given: str, home: str = "runs") -> Folder:

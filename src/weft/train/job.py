@@ -7,10 +7,11 @@ Torch-free, so that a wrong configuration is refused at once. What a key means i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from weft.environment import is_rank
 from weft.errors import WeftError
 from weft.schedule import METHODS, Schedule, load_csv, verify
 from weft.schedule import schedule as by_name
@@ -154,23 +155,34 @@ def check(job: Job) -> None:
     job.data.check()
 
 
-def ranks_of(job: Job, environment: Mapping[str, str] = os.environ) -> int:
+def ranks_of(job: Job) -> int:
     """How many ranks there are, of all replicas."""
     asked, replicas = job.schedule.ranks, job.schedule.replicas
-    if not job.schedule.virtual and environment.keys() >= {"RANK", "WORLD_SIZE"}:
-        there = int(environment["WORLD_SIZE"])
+    if not job.schedule.virtual and is_rank():
+        there = int(os.environ["WORLD_SIZE"])
         if asked not in (0, there):
             raise WeftError(
                 f"schedule.ranks is the number of processes there are (schedule.ranks: {asked}, WORLD_SIZE: {there}); "
                 "leave it out, or start as many"
             )
         asked = there
-    ranks = asked or max(replicas, min(MOST_RANKS, len(os.sched_getaffinity(0))) // replicas * replicas)
+    ranks = asked or max(replicas, min(MOST_RANKS, _cores()) // replicas * replicas)
     if ranks % replicas:
         raise WeftError(
             f"schedule.replicas must divide the number of ranks (schedule.replicas: {replicas}, ranks: {ranks})"
         )
     return ranks
+
+
+def _cores() -> int:
+    """Of this process; not every system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def resolved(job: Job) -> Job:
+    """With the numbers of ranks and micro-batches that are chosen by themselves."""
+    ranks, microbatches = ranks_of(job), schedule_of(job).microbatches
+    return replace(job, schedule=replace(job.schedule, ranks=ranks, microbatches=microbatches))
 
 
 def schedule_of(job: Job) -> Schedule:

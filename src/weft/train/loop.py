@@ -11,6 +11,8 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from weft.draw import svg, trace
@@ -21,9 +23,9 @@ from weft.schedule import Timeline
 from weft.train.data.prefetch import Prefetch
 from weft.train.display import Display, State
 from weft.train.folder import Folder
-from weft.train.job import Job
+from weft.train.job import Job, resolved
 from weft.train.judge import Judge
-from weft.train.metrics import Metrics
+from weft.train.metrics import Metrics, plain
 from weft.train.optimizers import share
 from weft.train.peers import Peers, stop_wish
 from weft.train.setup import net_of, pipeline_of, supply_of, title_of
@@ -64,7 +66,7 @@ class Loop:
         self._losses: dict[int, float] = {}  # by mini-batch, since the last line of metrics
         self._line = (0.0, 0)  # seconds and samples at that line
         self._sampled = -1  # last mini-batch whose staleness is in the metrics
-        self._unflushed = 0
+        self._unflushed = self._skipped = 0
         self._timeline: Timeline | None = None
 
     def run(self, checkpoint: str | None) -> dict[str, Any]:
@@ -73,7 +75,10 @@ class Loop:
             self._resume(checkpoint)
         start = self.state.update
         if self.peers.first:
-            self.folder.write_job(self.job)  # not before its checkpoint is accepted
+            self.folder.write_job(self._resolved())  # not before its checkpoint is accepted
+            if checkpoint is not None:
+                best = self.judge.best
+                self.folder.rewind(Path(checkpoint), best=None if best is None else best["update"])
             self.metrics = Metrics(self.folder.path, update=start, tensorboard=self.job.log.tensorboard)
         self.prefetch = Prefetch(self.supply.batch, start=start, stop=self.updates, deadline=self.job.schedule.deadline)
         how = "finished"
@@ -82,13 +87,22 @@ class Loop:
                 self.display.say(note)
             self.clock.start()
             for update in range(start, self.updates):
+                if self.judge.tired:
+                    break
                 asked = self._step(update)
                 if not self._pause(update + 1, asked=asked) and self._due(update + 1, self.job.log.every):
                     self._log()
-                if asked or self.judge.tired:
-                    how = "stopped" if asked else "stopped early"
+                if asked:
+                    how = "stopped"
                     break
-            return self._end(how)
+            return self._end("stopped early" if self.judge.tired else how)
+
+    def _resolved(self) -> Job:
+        """The job with all numbers that it was run with, but the cut, where that is measured."""
+        job = resolved(self.job)
+        if job.schedule.balance == "time":
+            job = replace(job, schedule=replace(job.schedule, layers=[]))
+        return job
 
     def close(self) -> None:
         if self.prefetch is not None:
@@ -113,7 +127,7 @@ class Loop:
         """A mini-batch is completed, unless the newest one is still the one before."""
         if result.loss is not None and result.minibatch is not None and result.minibatch >= self.state.update:
             self._losses[result.minibatch] = result.loss
-            self.state.update = result.minibatch + 1
+            self.state.update, self._skipped = result.minibatch + 1, result.skipped
             self.state.samples = self.state.update * self.job.train.batch
 
     # Judging and saving
@@ -126,6 +140,8 @@ class Loop:
             with self._drained():
                 self._log()
                 better = judge and self._judge()
+                if self.job.log.telemetry:
+                    self._staleness(self.pipe.report())
                 if save or better or asked or self.judge.tired:
                     self._save(done, best=better)
         return judge or save or asked
@@ -133,10 +149,11 @@ class Loop:
     @contextmanager
     def _drained(self) -> Iterator[None]:
         """With an empty pipeline and the clock stopped; letting it run empty is a part of training."""
-        if self._unflushed > self.job.log.timeline:
-            self._timeline = self.pipe.timeline(self.job.log.timeline)
+        if self._unflushed > self.job.log.timeline or (self._timeline is None and self._unflushed):
+            self._timeline = self.pipe.timeline(min(self.job.log.timeline, self._unflushed))
         self._note(self.pipe.flush())
         self._unflushed = 0
+        self.watch.settle()
         self.clock.stop()
         self.state.seconds = self.clock.spent
         yield
@@ -148,8 +165,6 @@ class Loop:
         better = self.judge.take(found, self._place())
         self.state.judged = self.judge.words
         self._write("evaluation", self._place() | self.judge.last)
-        if self.job.log.telemetry:
-            self._staleness(self.pipe.report())
         best = ", the best so far" if better else ""
         self.display.say(f"update {self.state.update}: held out: {self.judge.words}{best}")
         return better
@@ -158,9 +173,9 @@ class Loop:
         """A checkpoint, which `latest` names when it is whole."""
         name = self.peers.everyone(self.folder.next(done).name)[0]
         path = self.folder.checkpoints / name
-        memory = {"update": done, "seconds": self.clock.spent, "judge": self.judge.state(), "fixed": self._fixed()}
-        memory["layers"] = list(self.pipe.balance)
-        self.pipe.save(path, extra=memory)
+        extra = {"update": done, "seconds": self.clock.spent, "judge": plain(self.judge.state())}
+        extra |= {"layers": list(self.pipe.balance), "fixed": self._fixed()}
+        self.pipe.save(path, extra=extra)
         if self.peers.first:
             self.folder.landed(path, best=best, keep=self.job.checkpoint.keep)
         self.peers.everyone(None)  # nobody goes on before that
@@ -171,19 +186,19 @@ class Loop:
         return {name: getattr(train, name) for name in ("batch", "lr", "momentum", "betas", "weight_decay")}
 
     def _resume(self, checkpoint: str) -> None:
-        memory = self.pipe.load(checkpoint)
+        extra = self.pipe.load(checkpoint)
         for name, value in self._fixed().items():
-            if memory["fixed"][name] != value:
+            if extra["fixed"][name] != value:
                 raise WeftError(
-                    f"train.{name} is a part of the checkpoint ({checkpoint}: {memory['fixed'][name]}, job: {value}); "
+                    f"train.{name} is a part of the checkpoint ({checkpoint}: {extra['fixed'][name]}, job: {value}); "
                     "a run goes on with its own: leave it out"
                 )
-        self.state.update = memory["update"]
-        self.state.samples = memory["update"] * self.job.train.batch
-        self.state.seconds = self.clock.spent = memory["seconds"]
-        self.judge.load(memory["judge"])
+        self.state.update = extra["update"]
+        self.state.samples = extra["update"] * self.job.train.batch
+        self.state.seconds = self.clock.spent = extra["seconds"]
+        self.judge.load(extra["judge"])
         self._line = (self.state.seconds, self.state.samples)
-        self._sampled = memory["update"] - 1
+        self._sampled = extra["update"] - 1
 
     # Figures
 
@@ -195,7 +210,7 @@ class Loop:
             return
         state, train = self.state, self.job.train
         state.loss = sum(losses) / len(losses)
-        state.lr = train.lr * share(train, state.update - 1, self.updates)
+        state.lr = train.lr * share(train, state.update - 1 - self._skipped, self.updates)
         state.seconds = self.clock.seconds
         state.speed = (state.samples - self._line[1]) / max(1e-9, state.seconds - self._line[0])
         state.left = (self.updates - state.update) * train.batch / state.speed if state.speed else math.nan
@@ -225,19 +240,17 @@ class Loop:
 
     def _end(self, how: str) -> dict[str, Any]:
         """What came out: files of the first rank, and a summary for all."""
-        self.peers.rest()
+        self.watch.settle()
         report = self.pipe.report()
-        self._staleness(report)
-        text = "" if how == "stopped" else self._write_text()
         resident = self.peers.everyone(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         summary = self._summary(how, report) | {"resident_bytes": resident}
         if self.peers.first:
             if self._timeline is not None:
                 write_text(self.folder.path / "trace.json", trace(self._timeline, unit_us=1e6))
                 write_text(self.folder.path / "timeline.svg", svg(self._timeline))
-            if text:
-                write_text(self.folder.path / "sample.txt", text)
             self.folder.write_summary(summary)
+        if how != "stopped" and (text := self._write_text()):
+            write_text(self.folder.path / "sample.txt", text)
         self.pipe.close()
         return summary
 
@@ -262,7 +275,7 @@ class Loop:
             "layers": list(self.pipe.balance),
             "skipped": self.pipe.flush().skipped,
             "restarts": self.restarts,
-            "ranks": list(report.ranks),
+            "ranks": [rank | {"chunks": [_bare(chunk) for chunk in rank["chunks"]]} for rank in report.ranks],
         }
 
     def _write_text(self) -> str:
@@ -277,3 +290,8 @@ class Loop:
             return ""
         written = write_on(self.pipe, prompt, many=log.sample, facts=facts, seed=self.job.train.seed)
         return "" if tokens is None else tokens.decode(written)
+
+
+def _bare(chunk: dict[str, Any]) -> dict[str, Any]:
+    """A chunk's figures without the samples of staleness, which are in the metrics."""
+    return {name: value for name, value in chunk.items() if name != "samples"}

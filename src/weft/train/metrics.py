@@ -48,7 +48,7 @@ class Metrics:
 
     def write(self, kind: str, figures: dict[str, Any]) -> dict[str, Any]:
         """Add a line; what is not finite is null, for JSON has no such numbers."""
-        line = {"kind": kind} | {name: _plain(value) for name, value in figures.items()}
+        line: dict[str, Any] = {"kind": kind} | plain(figures)
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
         if self._events is not None:
@@ -65,5 +65,10 @@ class Metrics:
             self._events.close()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Data for JSON: what is not finite is None."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -23,6 +23,7 @@ from weft.runtime.gather import gather_json
 from weft.runtime.rank import here
 
 LAG = 4  # mini-batches: ranks of one pipeline are never further apart
+PATIENCE = 10  # times the deadline, for what takes one rank long and another none: opening the data
 
 
 class Peers:
@@ -30,11 +31,11 @@ class Peers:
 
     def __init__(self, *, deadline: float) -> None:
         self._group: Any = None
-        self._deadline = timedelta(seconds=deadline)
+        self._deadline, patience = timedelta(seconds=deadline), timedelta(seconds=PATIENCE * deadline)
         self.rank, self.world = 0, 1
         if dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
-            self._group = dist.new_group(list(range(self.world)), backend="gloo", timeout=self._deadline)
+            self._group = dist.new_group(list(range(self.world)), backend="gloo", timeout=patience)
         self._told: deque[tuple[Any, list[torch.Tensor]]] = deque()
 
     @property
@@ -71,8 +72,8 @@ class Peers:
             operation()
         except RuntimeError as problem:
             raise PeerError(
-                f"rank {self.rank} lost another rank, or waited {self._deadline.total_seconds():g} s for it "
-                f"({str(problem).splitlines()[0][:200]})"
+                f"rank {self.rank} lost another rank, or waited too long ({str(problem).splitlines()[0][:200]}); "
+                f"if one really takes that long, raise schedule.deadline ({self._deadline.total_seconds():g} s)"
             ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from weft.draw.report import Run, report
@@ -52,12 +53,16 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
         "bubble": f"{bubble(summary):.1%}",
         "memory, largest rank": amount(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
     }
-    shown |= {f"held-out {name}": f"{value:.4g}" for name, value in summary["final"].items()}
+    shown |= {f"held-out {name}": number(value) for name, value in summary["final"].items()}
     if summary["best"]:
         shown[f"best {summary['metric']}"] = f"{summary['best']['value']:.4g} at update {summary['best']['update']:,}"
     if summary["restarts"]:
         shown["restarts"] = str(summary["restarts"])
     return shown
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
 def bubble(summary: dict[str, Any]) -> float:

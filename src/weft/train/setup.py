@@ -93,7 +93,7 @@ def supply_of(job: Job, peers: Peers) -> Supply:
                     f"rank {rank}: {one[what]}); give them the same files"
                 )
     train, validation = first["samples"]
-    supply = Supply(
+    return Supply(
         job=job,
         facts=Facts(**first["facts"]),
         entropy=next((one["entropy"] for one in everyone if one is not None and one["entropy"] is not None), None),
@@ -103,9 +103,6 @@ def supply_of(job: Job, peers: Peers) -> Supply:
         targets=targets,
         data=data,
     )
-    if supply.order.per_epoch == 0:
-        raise WeftError(f"train.batch is more than there are samples ({job.train.batch}, {train}); use {train} or less")
-    return supply
 
 
 def _about(data: Data, *, targets: bool) -> dict[str, Any]:

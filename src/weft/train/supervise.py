@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from weft.environment import is_first, is_rank
 from weft.errors import RunError, WeftError
 from weft.runtime.checkpoint import inspect
 from weft.runtime.launch import launch
@@ -29,19 +30,18 @@ def run(job: Job, folder: Folder, *, checkpoint: str = "", max_restarts: int = 0
     start = None
     if checkpoint:
         job, start = _from(job, folder, checkpoint)
-    under_torchrun = os.environ.keys() >= {"RANK", "WORLD_SIZE"}
-    if not under_torchrun or os.environ["RANK"] == "0":
+    if is_first():
         if not checkpoint:
             folder.write_job(job)
         folder.sweep()
-    if job.schedule.virtual or under_torchrun:
+    if job.schedule.virtual or is_rank():
         if max_restarts:
-            whose = "torchrun has its own --max-restarts" if under_torchrun else "virtual ranks die with this process"
+            whose = "torchrun has its own --max-restarts" if is_rank() else "virtual ranks die with this process"
             raise WeftError(f"--max-restarts is for the processes that weft starts; {whose}, so leave it out")
         summary = _here(job, folder, start, show)
     else:
         summary = _supervised(job, folder, start, max_restarts, show)
-    if not under_torchrun or os.environ["RANK"] == "0":
+    if is_first():
         write_report(folder)
     return summary
 
@@ -99,7 +99,7 @@ def _supervised(job: Job, folder: Folder, start: str | None, max_restarts: int, 
 
 
 def _train(*arguments: Any) -> dict[str, Any]:
-    """What a rank runs; here, so that this process need not import the loop, and torch with it."""
+    """What a rank runs; it imports the loop, the process that starts it need not."""
     from weft.train.loop import train
 
     return train(*arguments)

@@ -27,8 +27,14 @@ class Watch:
         for meter in self._pipe.meters():
             mine += [meter["busy"], meter["waiting"], meter["updating"], float(meter["peak_bytes"]["total"])]
         heard = self._peers.tell(mine)
-        if heard is None:
-            return False
+        return heard is not None and self._hear(heard)
+
+    def settle(self) -> None:
+        """Look at what was handed in and not looked at yet: before a checkpoint, say."""
+        for heard in self._peers.rest():
+            self._hear(heard)
+
+    def _hear(self, heard: list[list[float]]) -> bool:
         for rank, one in enumerate(heard):
             if one[:2] != heard[0][:2]:
                 raise RunError(

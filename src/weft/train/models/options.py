@@ -206,7 +206,7 @@ def spread_of(options: GPT | BERT) -> float:
     Narrow models with so small weights change by a large share of themselves in every update, which late gradients do
     not forgive: under wpipe, the small GPT stays half a nat above its loss with this one.
     """
-    return 0.02 if options.size == "base" else float(options.width**-0.5)
+    return 0.02 if options.width >= 768 else float(options.width**-0.5)
 
 
 def stem_for(stem: int, size: int, *, further: bool = False) -> int:
