@@ -23,7 +23,7 @@ CUTS = {
         2.05,
     ),  # ln 10 = 2.303
     "qqp": (["train.epochs=0", "train.updates=150", "train.warmup=30", "evaluate.samples=256"], 0.66),
-    "shakespeare": (["train.updates=100", "train.warmup=20", "evaluate.samples=64", "log.sample=40"], 2.9),  # 3.31
+    "shakespeare": (["train.updates=45", "train.warmup=20", "evaluate.samples=64", "log.sample=20"], 3.1),  # 3.31
 }
 
 
