@@ -17,6 +17,8 @@ import pytest
 import torch
 from tests.train.jobs import finish, lines, start, weights, words
 
+from weft.cli import main
+
 KILLS = int(os.environ.get("WEFT_KILLS", "1"))
 DEADLINE = 120.0
 
@@ -51,6 +53,12 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
+
+
+def whole_run(home: Path, **changes: object) -> None:
+    """The same job without an interruption, on virtual ranks, which compute the same bits."""
+    folder = str(home / "runs")
+    assert main(["train", *words(name="whole", schedule__virtual=True, log__folder=folder, **changes)]) == 0
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -121,7 +129,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(ranks: int, tmp_path: P
     """SIGKILL of any rank, while it trains, evaluates or saves: the job goes on from its last checkpoint."""
     sizes = {"schedule__ranks": ranks, "checkpoint__every": 3, "evaluate__every": 6}
     sizes |= {"train__updates": 6 + 6 * KILLS, "model__width": 64}
-    assert finish(start("train", *words(name="whole", **sizes), cwd=tmp_path))[0] == 0
+    whole_run(tmp_path, **sizes)
     chance = random.Random(ranks)
     run = tmp_path / "runs" / "killed"
     process = start("train", *words(name="killed", **sizes), "--max-restarts", "1000", cwd=tmp_path)
@@ -182,8 +190,8 @@ def test_under_torchrun_it_is_the_same_run(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report.html") == 1
-    assert finish(start("train", *words(name="here"), cwd=tmp_path))[0] == 0
-    there, here = (weights(tmp_path / "runs" / name) for name in ("there", "here"))
+    whole_run(tmp_path)
+    there, here = (weights(tmp_path / "runs" / name) for name in ("there", "whole"))
     assert all(torch.equal(there[name], here[name]) for name in here)
 
 

@@ -17,6 +17,7 @@ from weft.train.config import as_dict, to_toml
 from weft.train.folder import Folder, new_folder, run_folder
 from weft.train.job import Job, job_of, resolved
 from weft.train.metrics import plain
+from weft.train.reporting import figures, write_report
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -47,6 +48,8 @@ def train(arguments: argparse.Namespace) -> None:
     else:
         folder, checkpoint = _begin(job, overwrite=arguments.overwrite, go_on=arguments.go_on)
         if checkpoint and (done := _finished(folder, job)) is not None:
+            if is_first():
+                write_report(folder)
             _show(done, folder, arguments.json)
             return
     from weft.train.supervise import run
@@ -93,8 +96,6 @@ def _finished(folder: Folder, job: Job) -> dict[str, Any] | None:
 
 def _tell(summary: dict[str, Any], folder: Folder) -> None:
     """The end of a run, in words."""
-    from weft.train.reporting import figures
-
     if text := folder.text("sample.txt"):
         print(f"\nwritten by the model:\n\n{text}\n")
     for name, value in figures(summary).items():

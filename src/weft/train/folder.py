@@ -57,6 +57,11 @@ class Folder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "job.toml", to_toml(job))
 
+    def begin(self, job: Job) -> None:
+        """A run begins, or goes on: what came out is not known any more."""
+        self.write_job(job)
+        (self.path / "summary.json").unlink(missing_ok=True)
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_text(self.path / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
 

@@ -75,7 +75,7 @@ class Loop:
             self._resume(checkpoint)
         start = self.state.update
         if self.peers.first:
-            self.folder.write_job(self._resolved())  # not before its checkpoint is accepted
+            self.folder.begin(self._resolved())  # not before its checkpoint is accepted
             if checkpoint is not None:
                 best = self.judge.best
                 self.folder.rewind(Path(checkpoint), best=None if best is None else best["update"])

@@ -47,7 +47,8 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
     from weft.train.display import clock
 
     shown = {
-        "outcome": f"{summary['how']}, {summary['update']:,} of {summary['updates']:,} updates",
+        "outcome": summary["how"],
+        "updates": f"{summary['update']:,} of {summary['updates']:,}",
         "training time": clock(summary["seconds"]),
         "throughput": f"{summary['samples_per_second']:.1f} samples/s",
         "bubble": f"{bubble(summary):.1%}",

@@ -88,6 +88,8 @@ def _supervised(job: Job, folder: Folder, start: str | None, max_restarts: int, 
                 _show_cursor()
                 if problem.mistake is not None:
                     raise WeftError(problem.mistake) from problem
+                if (summary := folder.summary()) is not None:  # it died when all was done
+                    return summary
                 if restarts == max_restarts or stop.is_set():
                     raise
                 restarts += 1

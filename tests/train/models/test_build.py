@@ -17,7 +17,7 @@ from weft.errors import WeftError
 from weft.train.config import section
 from weft.train.facts import Facts
 from weft.train.models import MODELS, OwnModel, build_model
-from weft.train.models.options import BERT, GPT, MLP, STEMS, Inception, ResNet, stem_for
+from weft.train.models.options import BERT, GPT, MLP, STEMS, Inception, ResNet, spread_of, stem_for
 from weft.train.models.tasks import class_loss, token_loss, value_loss
 
 LARGE = Facts(task="classification", form="images", channels=3, size=224, classes=1000)
@@ -127,12 +127,22 @@ def test_the_seed_alone_makes_the_weights() -> None:
 
 def test_initial_weights_of_a_gpt() -> None:
     model = build_model(GPT(name="gpt"), dataclasses.replace(TEXT, vocabulary=256), seed=0).model
-    assert model.embedding.tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert model.feedforward0.down.weight.std().item() == pytest.approx(0.02 / (2 * 8) ** 0.5, rel=0.05)
-    assert model.attention0.projection.weight.std().item() == pytest.approx(0.02 / (2 * 8) ** 0.5, rel=0.05)
+    assert model.embedding.tokens.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    assert model.feedforward0.down.weight.std().item() == pytest.approx((128 * 2 * 4) ** -0.5, rel=0.05)
+    assert model.attention0.projection.weight.std().item() == pytest.approx((128 * 2 * 4) ** -0.5, rel=0.05)
     assert not model.feedforward3.up.bias.any()
     inputs, targets = batch(TEXT, 2)
-    assert token_loss(model(inputs), targets).item() == pytest.approx(5.545, abs=0.15)  # of 256 equal chances
+    # of 256 chances that differ by scores of variance 1
+    assert token_loss(model(inputs), targets).item() == pytest.approx(5.545 + 0.5, abs=0.2)
+
+
+def test_wide_ones_begin_as_published() -> None:
+    assert (
+        spread_of(GPT(name="gpt", size="base").resolved())
+        == spread_of(BERT(name="bert", size="base").resolved())
+        == 0.02
+    )
+    assert spread_of(GPT(name="gpt", width=100)) == 0.1
 
 
 def test_a_tied_gpt_has_one_matrix_for_both_ends() -> None:
