@@ -126,6 +126,15 @@ def test_the_cut_of_a_resumed_run_is_that_of_its_start(monkeypatch: pytest.Monke
     assert json.loads(Path("runs/tiny/summary.json").read_text())["layers"] == [3, 2, 2, 2]
 
 
+def test_a_run_that_never_began_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistake that only ranks can see; mended, the same name is free."""
+    assert train(schedule__name="xpipe", train__clip_norm=1.0) == 2
+    assert "clip_norm needs one norm" in capsys.readouterr().err
+    assert not Path("runs/tiny").exists()
+    assert train(train__updates=4) == 0
+    assert train("--overwrite", train__updates=4, train__clip_norm=1.0, schedule__name="xpipe") == 2
+
+
 def test_restarts_are_for_processes(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--max-restarts", "2") == 2
     assert "--max-restarts is for the processes that weft starts" in capsys.readouterr().err

@@ -57,6 +57,11 @@ class Folder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "job.toml", to_toml(job))
 
+    def remove_unused(self) -> None:
+        """Away with the folder of a run that never began."""
+        if not (self.path / "metrics.jsonl").exists() and not self.names():
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def begin(self, job: Job) -> None:
         """A run begins, or goes on: what came out is not known any more."""
         self.write_job(job)

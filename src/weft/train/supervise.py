@@ -27,20 +27,22 @@ from weft.train.reporting import write_report
 
 def run(job: Job, folder: Folder, *, checkpoint: str = "", max_restarts: int = 0, show: str = "live") -> dict[str, Any]:
     """Train a job to its end in a folder; from a checkpoint (`latest`, …) if one is named. What came out."""
-    start = None
+    start, alone = None, job.schedule.virtual or is_rank()
+    if alone and max_restarts:
+        whose = "torchrun has its own --max-restarts" if is_rank() else "virtual ranks die with this process"
+        raise WeftError(f"--max-restarts is for the processes that weft starts; {whose}, so leave it out")
     if checkpoint:
         job, start = _from(job, folder, checkpoint)
     if is_first():
         if not checkpoint:
             folder.write_job(job)
         folder.sweep()
-    if job.schedule.virtual or is_rank():
-        if max_restarts:
-            whose = "torchrun has its own --max-restarts" if is_rank() else "virtual ranks die with this process"
-            raise WeftError(f"--max-restarts is for the processes that weft starts; {whose}, so leave it out")
-        summary = _here(job, folder, start, show)
-    else:
-        summary = _supervised(job, folder, start, max_restarts, show)
+    try:
+        summary = _here(job, folder, start, show) if alone else _supervised(job, folder, start, max_restarts, show)
+    except WeftError:
+        if is_first() and not checkpoint:
+            folder.remove_unused()  # a mistake that only ranks could see should not take the name
+        raise
     if is_first():
         write_report(folder)
     return summary
