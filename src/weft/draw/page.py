@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from weft.draw.look import FIELDS, NIGHT, TONES, Entry, Look, Style, at_most, mark, number, version
+from weft.draw.shell import page
 from weft.schedule import Op, Timeline
 
 LIMIT = 200_000  # blocks; beyond it the file has tens of megabytes
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _HELP = (
     "Wheel or pinch to zoom, drag to move, hover or tap for details. With the chart focused: arrow keys go from "
     "block to block, + and − zoom, Shift with an arrow moves, 0 shows all."
@@ -29,38 +28,18 @@ def html(timeline: Timeline, figures: Mapping[str, object] | None = None) -> str
     at_most(timeline, LIMIT, "a page")
     look = Look(timeline)
     title = escape(look.title)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-{_part("viewer.css")}</style>
-</head>
-<body>
-<main>
-<header><h1>{title}</h1><p>{escape(look.subtitle)}</p></header>
-{_figures(figures or {})}
-{_toolbar()}
-<div id="chart"><canvas id="canvas" tabindex="0" role="application" aria-label="Timeline of {title}" \
-aria-describedby="help"></canvas><div id="tip" role="status" hidden></div></div>
-{_legends(look)}
-<p id="help">{_HELP}</p>
-{_ranks(look)}
-</main>
-<script type="application/json" id="data">{_embed(_data(look))}</script>
-<script>
-{_part("viewer.js")}</script>
-</body>
-</html>
-"""
-
-
-def _part(name: str) -> str:
-    return files("weft.draw").joinpath(name).read_text("utf-8")
+    parts = [
+        f"<header><h1>{title}</h1><p>{escape(look.subtitle)}</p></header>",
+        _figures(figures or {}),
+        _toolbar(),
+        f'<div id="chart"><canvas id="canvas" tabindex="0" role="application" aria-label="Timeline of {title}" '
+        'aria-describedby="help"></canvas><div id="tip" role="status" hidden></div></div>',
+        _legends(look),
+        f'<p id="help">{_HELP}</p>',
+        _ranks(look),
+    ]
+    data = f'<script type="application/json" id="data">{_embed(_data(look))}</script>\n'
+    return page(title=look.title, style="viewer.css", script="viewer.js", main="\n".join(parts), data=data)
 
 
 def _embed(data: object) -> str:

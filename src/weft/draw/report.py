@@ -9,7 +9,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from typing import NamedTuple
 
 from weft.draw.charts import Bar, Line, bars, lines
@@ -31,14 +30,13 @@ from weft.draw.reading import (
     total,
     width,
 )
+from weft.draw.shell import page
 from weft.errors import WeftError
 from weft.simulate import CATEGORIES
 
 __all__ = ["Run", "report"]
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def report(
@@ -67,36 +65,13 @@ def report(
         _section("Generated text", _samples(runs), "folded"),
         _section("Configuration", _configurations(runs), "folded"),
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>
-{_part("report.css")}</style>
-</head>
-<body>
-<main>
-{chr(10).join(filter(None, parts))}
-</main>
-<script>
-{_part("report.js")}</script>
-</body>
-</html>
-"""
+    return page(title=title, style="report.css", script="report.js", main="\n".join(filter(None, parts)))
 
 
 def _check(runs: Sequence[Run]) -> None:
     names = [run.name for run in runs]
     if not names or len(set(names)) < len(names):
         raise WeftError(f"a report needs one run or more, each of another name (runs: {', '.join(names) or 'none'})")
-
-
-def _part(name: str) -> str:
-    return files("weft.draw").joinpath(name).read_text("utf-8")
 
 
 def _section(title: str, parts: Sequence[str], kind: str = "charts") -> str:

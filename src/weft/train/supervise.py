@@ -1,7 +1,6 @@
 """The process that `weft train` is: starts the ranks, passes on a wish to stop, starts them again when one dies.
 
-Under torchrun there is no such process: each rank calls
-`train` by itself, and torchrun has restarts of its own.
+Under torchrun there is no such process: each rank calls `train` by itself, and torchrun has restarts of its own.
 """
 
 from __future__ import annotations
