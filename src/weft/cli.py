@@ -201,6 +201,13 @@ def export(arguments: argparse.Namespace) -> None:
     run(arguments)
 
 
+def bench(arguments: argparse.Namespace) -> None:
+    """Measure weft beside what people would use instead; without a name, list the benchmarks."""
+    from weft.bench.command import bench as run
+
+    run(arguments)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """One command: what it runs and the arguments it takes."""
@@ -268,6 +275,17 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("benchmark", nargs="?", metavar="NAME", help="which one (default: list them)")
+    parser.add_argument("--quick", action="store_true", help="a short form that shows that it works; writes with -o only")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="where to (default: benchmarks/NAME)")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that did not end")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew where a run did not end")
+    parser.add_argument("--render", action="store_true", help="measure nothing; make tables and pictures of results.json")
+    parser.add_argument("--page", action="append", default=[], metavar="FILE", help="put its tables into this page too")
+    add_json(parser)
+
+
 COMMANDS: dict[str, Command] = {
     "train": Command(run=train, arguments=_train_arguments),
     "compare": Command(run=compare, arguments=_compare_arguments),
@@ -276,6 +294,7 @@ COMMANDS: dict[str, Command] = {
     "draw": Command(run=draw, arguments=_draw_arguments),
     "simulate": Command(run=simulate, arguments=_simulate_arguments),
     "check": Command(run=check, arguments=_check_arguments),
+    "bench": Command(run=bench, arguments=_bench_arguments),
 }
 
 
