@@ -14,7 +14,8 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, Optimize
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import weft
-from weft.runtime.prediction import Choice, Predictor, SchedulerMaker
+from weft.runtime.prediction import Choice, Predictions, Predictor, SchedulerMaker
+from weft.runtime.rules import RULES
 
 Maker: TypeAlias = Callable[[list[Parameter]], Optimizer]
 LR = 0.05
@@ -390,3 +391,95 @@ def test_sparse_gradients(name: str) -> None:
             assert predictor.nbytes in (0, table.weight.nbytes)
         if extrapolation == "linear":
             same([into], [table.weight - 2 * (before - table.weight)], within=1e-6)
+
+
+# the same prediction is made once
+
+
+class Counted(SGD):
+    """Its rule counts how often it is asked."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The parameters that the rule of `Counted` was asked for."""
+    asked: list[int] = []
+    monkeypatch.setitem(RULES, Counted, RULES[SGD])
+
+    @weft.linear_rule(Counted)
+    def direction(given: Any) -> Tensor:
+        asked.append(id(given.state))
+        buffer: Tensor = given.state["momentum_buffer"]
+        return buffer
+
+    return asked
+
+
+def counted(params: Any) -> Counted:
+    return Counted(params, lr=LR, momentum=0.9)
+
+
+@pytest.mark.parametrize("method", ["spectrain", "pipeoptim"])
+def test_micro_batches_between_two_updates_share_a_prediction(method: str, asked: list[int]) -> None:
+    """Rank 0 of two predicts one update ahead: of every version from 1 on, its two parameters, once."""
+    pipe = weft.Pipeline(
+        [nn.Linear(3, 3), nn.Linear(3, 3)],
+        loss_fn=nn.functional.mse_loss,
+        optimizer=counted,
+        schedule=method,
+        microbatches=4,
+        stages=2,
+    )
+    updates = 5
+    for _ in range(updates):
+        pipe.step(torch.randn(8, 3), torch.randn(8, 3))
+    pipe.flush()
+    assert len(asked) == 2 * (updates - 1)
+    assert pipe.report().ranks[0]["peak_bytes"]["buffers"] == 4 * (3 * 3 + 3)
+
+
+def test_a_prediction_is_made_anew_when_anything_changes(asked: list[int]) -> None:
+    trained = Trained(counted)
+    predictions = Predictions(trained.live, trained.predictor)
+    keys = iter(range(100))
+
+    def made(ahead: int) -> int:
+        """How often the rule is asked for a prediction, which must be the right one."""
+        before, key = len(asked), next(keys)
+        predictions.make(key, ahead)
+        times = len(asked) - before
+        same(predictions.read(key), trained.predict(ahead))
+        predictions.forget(key)
+        return times
+
+    assert [made(2), made(2), made(3), made(3)] == [2, 0, 2, 0]
+    for group in trained.optimizer.param_groups:
+        group["lr"] *= 0.5
+    assert [made(3), made(3)] == [2, 0]
+    trained.update([torch.ones_like(one) for one in trained.live])
+    predictions.outdate()
+    assert [made(3), made(3)] == [2, 0]
+    predictions.make("written", 3)
+    with torch.no_grad():
+        predictions.read("written")[0].add_(1)  # a layer that changes its own weights, such as Embedding(max_norm=)
+    predictions.forget("written")
+    assert [made(3), made(3)] == [2, 0]
+    assert predictions.nbytes == sum(one.nbytes for one in trained.live)
+
+
+def test_readers_of_one_prediction_share_its_buffer(asked: list[int]) -> None:
+    trained = Trained(counted)
+    predictions = Predictions(trained.live, trained.predictor)
+    for key, ahead in ("a", 1), ("b", 1), ("c", 2):
+        predictions.make(key, ahead)
+    assert predictions.read("a") is predictions.read("b")
+    assert predictions.nbytes == 2 * sum(one.nbytes for one in trained.live)
+    predictions.forget("a")
+    predictions.outdate()
+    trained.update([torch.ones_like(one) for one in trained.live])
+    kept = [one.clone() for one in predictions.read("b")]
+    predictions.forget("c")
+    predictions.make("d", 1)
+    assert predictions.read("d") is not predictions.read("b")
+    same(predictions.read("b"), kept)  # it is still read, so it stays
+    assert predictions.nbytes == 2 * sum(one.nbytes for one in trained.live)

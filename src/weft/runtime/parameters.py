@@ -3,7 +3,7 @@
 A set knows its versions, its predictions, its optimizer, and where in the chunk's modules its parameters stand. Chunks
 that share parameters hold a copy each; all copies get the same gradient and make the same step, so they stay equal.
 
-Predicted weights lie in buffers of their own, which are used again as soon as nothing reads them any more.
+Predicted weights lie in buffers of their own (`Predictions`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from weft.errors import WeftError
 from weft.runtime.cures.base import Cure, Treatment
-from weft.runtime.prediction import Choice, Predictor, SchedulerMaker
+from weft.runtime.prediction import Choice, Predictions, Predictor, SchedulerMaker
 from weft.runtime.versions import Versions
 
 OptimizerMaker: TypeAlias = Callable[[list[Parameter]], torch.optim.Optimizer]
@@ -54,25 +54,21 @@ class ParameterSet:
         self.treatment = Treatment()
         if cure is not None and self.optimizer is not None:
             self.treatment = cure.treat(self.optimizer, live, delay)
-        self._predictions: dict[Hashable, Leaves] = {}
-        self._spare: list[Leaves] = []
+        self._predictions = Predictions(live, self.predictor)
         self._installed: Leaves = live
         self._collecting = self.versions.read(0)  # the leaves that gradients are summed in
         self.install(self._collecting)
 
     def predict(self, key: Hashable, ahead: int) -> None:
         """Predict the weights that many updates beyond the newest version; they are kept under `key`."""
-        leaves = self._spare.pop() if self._spare else [Parameter(torch.empty_like(one)) for one in self.versions.live]
-        self._predictions[key] = leaves
-        if self.predictor is not None:
-            self.predictor.predict(self.versions.live, leaves, ahead)
+        self._predictions.make(key, ahead)
 
     def predicted(self, key: Hashable) -> Leaves:
-        return self._predictions[key]
+        return self._predictions.read(key)
 
     def forget(self, key: Hashable) -> None:
         """Nothing will read a prediction again."""
-        self._spare.append(self._predictions.pop(key))
+        self._predictions.forget(key)
 
     def install(self, leaves: Leaves) -> None:
         """Let the chunk's modules compute with these."""
@@ -106,11 +102,13 @@ class ParameterSet:
     def update(self, gradients: Gradients) -> None:
         """Make the next version from the gradients of a mini-batch."""
         self.versions.update(lambda: self._step(gradients))
+        self._predictions.outdate()
 
     def skip(self) -> None:
         """The next version is like the last: a mini-batch without an update."""
         self.treatment.skip()
         self.versions.update(lambda: None)
+        self._predictions.outdate()
 
     def _step(self, gradients: Gradients) -> None:
         live = self.versions.live
@@ -128,13 +126,13 @@ class ParameterSet:
 
     def begin_anew(self) -> None:
         self.versions.begin_anew()
+        self._predictions.outdate()
         self.install(self.versions.read(0))
 
     @property
     def prediction_bytes(self) -> int:
         """Bytes of buffers for predicted weights, in use or not, and of what their prediction keeps."""
-        buffers = (len(self._predictions) + len(self._spare)) * self.versions.nbytes
-        return buffers + (0 if self.predictor is None else self.predictor.nbytes)
+        return self._predictions.nbytes + (0 if self.predictor is None else self.predictor.nbytes)
 
     @property
     def optimizer_bytes(self) -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -118,12 +118,20 @@ class Predictor:
         for one in live:
             if id(one) not in self._moved:
                 homes[id(one)].copy_(one)
-        groups = self.optimizer.param_groups
-        updates = [groups] * ahead if self._ahead is None else self._ahead.of_next(ahead, groups)
+        updates = self._updates(ahead)
         if self._rule is None:
             self._decayed(homes, updates)
         else:
             self._linear(self._rule, homes, updates)
+
+    def basis(self, ahead: int) -> object:
+        """What a prediction goes by beside weights and state, which change with an update only."""
+        rates = None if self._ahead is None else _plain(self._ahead.options_of_next(ahead))
+        return ahead, _plain(self.optimizer.param_groups), rates
+
+    def _updates(self, ahead: int) -> list[Groups]:
+        groups = self.optimizer.param_groups
+        return [groups] * ahead if self._ahead is None else self._ahead.of_next(ahead, groups)
 
     def _linear(self, rule: Rule, homes: dict[int, Tensor], updates: list[Groups]) -> None:
         for group, *options in zip(self.optimizer.param_groups, *updates, strict=True):
@@ -179,6 +187,69 @@ class Predictor:
         return Given(_real(parameter.detach()), state, group, gradient, step, self.choice.bias == "printed")
 
 
+@dataclass(kw_only=True, eq=False)
+class _Buffer:
+    """Predicted weights, and what they were predicted by; None: they are outdated."""
+
+    leaves: list[Parameter]
+    basis: object = None
+    written: list[int] = field(default_factory=list)  # how often each had been changed then
+    readers: int = 0
+
+
+class Predictions:
+    """The predicted weights of some parameters, each under the keys of those who read it.
+
+    A buffer that nobody reads any more is used again, and as it is while the same weights are asked for: those of the
+    next micro-batch, if no update came between.
+    """
+
+    def __init__(self, live: Sequence[Parameter], predictor: Predictor | None) -> None:
+        self._live, self._predictor = live, predictor
+        self._buffers: list[_Buffer] = []
+        self._read: dict[Hashable, _Buffer] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, in use or not."""
+        return len(self._buffers) * sum(one.nbytes for one in self._live)
+
+    def make(self, key: Hashable, ahead: int) -> None:
+        basis = None if self._predictor is None else self._predictor.basis(ahead)
+        buffer = next((one for one in self._buffers if _fits(one, basis)), None) or self._fill(ahead, basis)
+        buffer.readers += 1
+        self._read[key] = buffer
+
+    def _fill(self, ahead: int, basis: object) -> _Buffer:
+        spare = [one for one in self._buffers if not one.readers]
+        if not spare:
+            spare = [_Buffer(leaves=[Parameter(torch.empty_like(one)) for one in self._live])]
+            self._buffers += spare
+        buffer = next((one for one in spare if one.basis is None), spare[0])
+        if self._predictor is not None:
+            self._predictor.predict(self._live, buffer.leaves, ahead)
+        buffer.basis, buffer.written = basis, [one._version for one in buffer.leaves]
+        return buffer
+
+    def read(self, key: Hashable) -> list[Parameter]:
+        return self._read[key].leaves
+
+    def forget(self, key: Hashable) -> None:
+        """One reader less."""
+        self._read.pop(key).readers -= 1
+
+    def outdate(self) -> None:
+        """There are other weights to predict from."""
+        for one in self._buffers:
+            one.basis = None
+
+
+def _fits(buffer: _Buffer, basis: object) -> bool:
+    """Whether a buffer holds the weights of a basis: not if a layer has written into them, as some do."""
+    known = basis is not None and buffer.basis == basis
+    return known and buffer.written == [one._version for one in buffer.leaves]
+
+
 class _Gradients:
     """The gradients of the last update where a rule needs them, dense and as the optimizer minimizes.
 
@@ -217,8 +288,11 @@ class _Ahead:
         self._next = deque([self._options()])
 
     def of_next(self, updates: int, groups: Groups) -> list[Groups]:
+        return [[a | b for a, b in zip(groups, one, strict=True)] for one in self.options_of_next(updates)]
+
+    def options_of_next(self, updates: int) -> list[Groups]:
         self._reach(updates)
-        return [[a | b for a, b in zip(groups, self._next[one], strict=True)] for one in range(updates)]
+        return [self._next[one] for one in range(updates)]
 
     def updated(self) -> None:
         self._reach(2)
@@ -240,6 +314,19 @@ class _Ahead:
     def _options(self) -> Groups:
         groups = self._scout.param_groups
         return [{name: copy.deepcopy(one[name]) for name in SCHEDULED if name in one} for one in groups]
+
+
+def _plain(value: Any) -> object:
+    """A value of an option that compares, and does not change any more; what might is equal to nothing."""
+    if isinstance(value, Parameter):
+        return id(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, str | int | float | complex | None) else object()
 
 
 def ghost_of(optimizer: Optimizer, copies: Mapping[int, Parameter] | None = None) -> Optimizer:
