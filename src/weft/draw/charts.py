@@ -22,8 +22,9 @@ TONES = 8  # colours of groups, over and over
 ROW, AXIS = 24, 22  # height of a bar with its gap, and of the axis below
 ROWS = 120  # of a folded table, at most, about
 
-_DASHES = ("", "8 3", "3 2", "10 3 2 3", "5 5", "14 3", "2 5", "10 3 2 3 2 3")
-_MARKS = ("circle", "square", "diamond", "triangle")
+DASHES = ("", "8 3", "3 2", "10 3 2 3", "5 5", "14 3", "2 5", "10 3 2 3 2 3")
+MARKS = ("circle", "square", "diamond", "triangle")
+SHAPES = {"square": "M-3.5-3.5h7v7h-7z", "diamond": "M0-5L5 0L0 5L-5 0z", "triangle": "M0-5L5 4H-5z"}
 _SCALES = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))  # from where, by what, sign
 
 
@@ -212,7 +213,7 @@ def _reference(name: str, share: float) -> list[str]:
 def _path(curve: Line, places: list[tuple[float, float]]) -> str:
     # what lies far beyond an axis that is cut would be miles long, and browsers dash no such curve
     d = "M" + "L".join(f"{_n(1000 * x)},{_n(1000 * max(y, -0.1))}" for x, y in places)
-    dash = _DASHES[curve.tone % TONES] if curve.weight != "faint" else ""
+    dash = DASHES[curve.tone % TONES] if curve.weight != "faint" else ""
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     return (
         f'<path class="{curve.weight}" data-name="{escape(curve.name)}" stroke="{_tone(curve.tone)}"{dashed} d="{d}" '
@@ -221,18 +222,17 @@ def _path(curve: Line, places: list[tuple[float, float]]) -> str:
 
 
 def _mark(tone: int, x: float, y: float) -> str:
-    shape = _MARKS[tone % len(_MARKS)]
+    shape = MARKS[tone % len(MARKS)]
     if shape == "circle":
         return f'<circle class="mark" cx="{_p(x)}" cy="{_p(y)}" r="3.5" fill="{_tone(tone)}"/>'
     # a shape that keeps its size at a place in per cent is an inner picture without one
-    d = {"square": "M-3.5-3.5h7v7h-7z", "diamond": "M0-5L5 0L0 5L-5 0z", "triangle": "M0-5L5 4H-5z"}[shape]
-    inner = f'<path class="mark" d="{d}" fill="{_tone(tone)}"/>'
+    inner = f'<path class="mark" d="{SHAPES[shape]}" fill="{_tone(tone)}"/>'
     return f'<svg x="{_p(x)}" y="{_p(y)}" overflow="visible" width="1" height="1">{inner}</svg>'
 
 
 def _key(curve: Line) -> str:
     """A piece of the curve, for the legend."""
-    dash = f' stroke-dasharray="{_DASHES[curve.tone % TONES]}"' if curve.weight != "faint" else ""
+    dash = f' stroke-dasharray="{DASHES[curve.tone % TONES]}"' if curve.weight != "faint" else ""
     mark = _mark(curve.tone, 0.5, 0.5) if curve.marked else ""
     stroke = f'<path class="{curve.weight}" stroke="{_tone(curve.tone)}"{dash} d="M0 6H30"/>'
     return f'<svg class="key" width="30" height="12" aria-hidden="true">{stroke}{mark}</svg>'
