@@ -25,7 +25,7 @@ ROWS = 120  # of a folded table, at most, about
 DASHES = ("", "8 3", "3 2", "10 3 2 3", "5 5", "14 3", "2 5", "10 3 2 3 2 3")
 MARKS = ("circle", "square", "diamond", "triangle")
 SHAPES = {"square": "M-3.5-3.5h7v7h-7z", "diamond": "M0-5L5 0L0 5L-5 0z", "triangle": "M0-5L5 4H-5z"}
-_SCALES = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))  # from where, by what, sign
+_SCALES = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))  # from where, by what, sign
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ def draw(
     everything = zip(panels.items(), across, upward, strict=True)
     for row, some in enumerate(batches(everything, frame.columns)):
         heads = [wrap(name, frame.plot, bold=True) for (name, _), _, _ in some]
-        top = sheet.y + LINE * max(len(lines) for lines in heads) + 6
+        top = sheet.y + LINE * max(map(len, heads)) + 6
         below = top + frame.height + TICK + 8
         _upward_name(sheet, names[1], top, frame)
         for column, (head, ((name, curves), one, other)) in enumerate(zip(heads, some, strict=True)):
@@ -108,7 +108,7 @@ def _frame(panels: int, upward: Sequence[Scale], name: str) -> Frame:
     across = columns(panels, 3)
     height = HEIGHTS[across]
     ticks = max(measure(text, TICK) for scale in upward for _, text in scale.upward(height - 2 * PAD)) + SPACE
-    left = len(wrap(name, height)) * LINE + 4 if clean(name) else 0.0
+    left = len(wrap(name, height)) * LINE + 4
     plot = (INNER - left - BETWEEN * (across - 1) - 6) / across - ticks
     return Frame(columns=across, name=left, ticks=ticks, plot=plot, height=height)
 
@@ -144,7 +144,7 @@ def _curves(plot: Plot, curves: Mapping[str, Points], tones: Mapping[str, int]) 
 
 
 def _path(plot: Plot, points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{n(plot.x(x))} {n(plot.y(y))}" for x, y in points)
+    return "M" + "L".join(f"{n(plot.x(x), 1)} {n(plot.y(y), 1)}" for x, y in points)
 
 
 def _told(name: str, points: Points) -> str:
@@ -155,7 +155,7 @@ def _told(name: str, points: Points) -> str:
 def _upward_name(sheet: Sheet, name: str, top: float, frame: Frame) -> None:
     """Beside a row of panels, turned."""
     middle = top + frame.height / 2
-    for down, line in enumerate(wrap(name, frame.height) if clean(name) else []):
+    for down, line in enumerate(wrap(name, frame.height)):
         turned = f' transform="rotate(-90 {n(EDGE + SIZE + down * LINE)} {n(middle)})"'
         sheet.drawn.append(write(EDGE + SIZE + down * LINE, middle, line, "muted", anchor="middle", more=turned))
 
@@ -163,7 +163,7 @@ def _upward_name(sheet: Sheet, name: str, top: float, frame: Frame) -> None:
 def _across_name(sheet: Sheet, name: str, plot: Plot) -> float:
     """Below the last panel of a column; its lower end."""
     y = plot.bottom + TICK + 8
-    for line in wrap(name, plot.width) if clean(name) else []:
+    for line in wrap(name, plot.width):
         y += LINE
         sheet.drawn.append(write(plot.left + plot.width / 2, y - 3, line, "muted", anchor="middle"))
     return y

@@ -38,7 +38,7 @@ def bars(title: str, panels: Mapping[str, Mapping[str, Value]], *, unit: str, re
         tone = tones[label] if len(tones) <= TONES else 0
         whiskers = (low, high) if isinstance(value, Sequence) else None
         told = f"{label}: {short(middle)}" + (f" ({short(low)} to {short(high)})" if whiskers else "")
-        part = Part(kind=f"f{tone}", value=middle, told=told)
+        part = Part(kind=f"b{tone}", value=middle, told=told)
         return Row(label=label, parts=[part], text=written(middle), whiskers=whiskers)
 
     sheet = Sheet(title, unit)

@@ -20,6 +20,7 @@ from weft.draw.sheet import (
     block,
     columns,
     measure,
+    n,
     stroke,
     wrap,
     write,
@@ -60,7 +61,7 @@ class Row:
 
     @property
     def lines(self) -> list[str]:
-        return wrap(self.label, LABEL)
+        return wrap(self.label, LABEL) or [""]
 
     @property
     def height(self) -> float:
@@ -93,8 +94,7 @@ def draw(sheet: Sheet, panels: Mapping[str, Sequence[Row]], reference: float | N
     frame = _frame(panels, reference)
     for some in batches(panels.items(), frame.columns):
         names = [wrap(name, _width(frame, column), bold=True) for column, (name, _) in enumerate(some)]
-        top = sheet.y + LINE * max(len(lines) for lines in names) + 4
-        top += LINE if reference is not None else 0
+        top = sheet.y + LINE * max(map(len, names)) + 4 + (LINE if reference is not None else 0)
         below = top
         for column, (lines, (name, rows)) in enumerate(zip(names, some, strict=True)):
             at = frame.left(column) - frame.before - (0 if frame.shared else frame.label)
@@ -181,5 +181,6 @@ def _bars(frame: Frame, column: int, top: float, rows: Sequence[Row]) -> list[st
 def _whiskers(frame: Frame, column: int, y: float, row: Row) -> list[str]:
     if not row.whiskers:
         return []
-    low, high = (frame.x(column, end) for end in row.whiskers)
-    return [stroke("whisker", low, y, high, y), *(stroke("whisker", x, y - 4, x, y + 4) for x in (low, high))]
+    low, high = (n(frame.x(column, end)) for end in row.whiskers)
+    d = f"M{low} {n(y)}H{high}M{low} {n(y - 4)}v8M{high} {n(y - 4)}v8"
+    return [f'<path class="whisker" d="{d}"/>']

@@ -16,6 +16,7 @@ from html import escape
 from importlib.resources import files
 from typing import TypeVar
 
+from weft.draw import colour
 from weft.draw.charts import DASHES, MARKS, SHAPES, TONES
 from weft.draw.picture import FONT, text_width
 
@@ -29,6 +30,7 @@ KEY, KEY_GAP = 40.0, 18.0  # width of a sample in the legend, and distance of it
 PARTS = 7  # colours of parts, over and over; hatched the second time
 
 _BOLD = 1.08  # how much wider bold text is
+_PALE = 0.3  # share of paper in the colour of a bar, on which whiskers have to be seen
 
 
 def clean(text: str) -> str:
@@ -41,7 +43,10 @@ def measure(text: str, size: float = SIZE, *, bold: bool = False) -> float:
 
 
 def wrap(text: str, width: float, size: float = SIZE, *, bold: bool = False) -> list[str]:
-    """A text in lines no wider than that: broken between words, and inside a word that is wider by itself."""
+    """A text in lines no wider than that: broken between words, and inside a word that is wider by itself.
+
+    No text is no line.
+    """
     rows = [""]
     for word in clean(text).split():
         joined = f"{rows[-1]} {word}".strip()
@@ -53,7 +58,7 @@ def wrap(text: str, width: float, size: float = SIZE, *, bold: bool = False) -> 
             fits = next((end for end in range(len(rest), 1, -1) if measure(rest[:end], size, bold=bold) <= width), 1)
             rows.append(rest[:fits])
             rest = rest[fits:]
-    return [row for row in rows if row] or [""]
+    return [row for row in rows if row]
 
 
 def write(x: float, y: float, text: str, kind: str = "", *, anchor: str = "", more: str = "") -> str:
@@ -67,9 +72,9 @@ def stroke(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<path class="{kind}" d="M{n(x1)} {n(y1)}L{n(x2)} {n(y2)}"/>'
 
 
-def n(value: float) -> str:
+def n(value: float, digits: int = 2) -> str:
     """A place, as exact as anyone can see."""
-    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    text = f"{value:.{digits}f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
@@ -135,7 +140,7 @@ class Sheet:
         for row in wrap(title, INNER, HEAD, bold=True):
             self.drawn.append(write(EDGE, self.y + HEAD, row, "head"))
             self.y += HEAD_LINE
-        for row in wrap(below, INNER) if below else []:
+        for row in wrap(below, INNER):
             self.drawn.append(write(EDGE, self.y + SIZE, row, "muted"))
             self.y += LINE
         self.y += 12
@@ -184,8 +189,8 @@ def _style() -> str:
         f"text{{font:{n(SIZE)}px {FONT};paint-order:stroke;stroke-width:4px;stroke-linejoin:round}}",
         f".head{{font-size:{n(HEAD)}px;font-weight:600}}.name{{font-weight:600}}.tick{{font-size:12px}}",
         ".tick,.value{font-variant-numeric:tabular-nums}",
-        "path{fill:none}.rule,.axis,.whisker{stroke-width:1}.reference{stroke-width:1.5;stroke-dasharray:5 4}",
-        ".whisker{stroke-width:1.5}.curve{stroke-width:2;stroke-linejoin:round}.mark{stroke-width:1}",
+        "path{fill:none}.rule,.axis{stroke-width:1}.reference{stroke-width:1.5;stroke-dasharray:5 4}",
+        ".whisker{stroke-width:1.5}.part{stroke-width:.7}.curve{stroke-width:2;stroke-linejoin:round}.mark{stroke-width:1}",
         ".band{fill-opacity:.16}.hatch{stroke-width:2}",
     ]
     return "\n".join([*fixed, *_colours(light), "@media (prefers-color-scheme:dark){", *_colours(dark), "}"])
@@ -200,8 +205,9 @@ def _colours(palette: dict[str, str]) -> list[str]:
     return [
         f".sheet{{fill:{paper}}}text{{fill:{text};stroke:{paper}}}.muted,.tick{{fill:{muted}}}",
         f".rule{{stroke:{rule}}}.axis{{stroke:{muted}}}.whisker,.reference{{stroke:{text}}}",
-        f".mark,.hatch{{stroke:{paper}}}",
+        f".mark,.hatch,.part{{stroke:{paper}}}",
         tones,
+        "".join(f".b{at}{{fill:{colour.mix(palette[f'tone-{at}'], paper, _PALE)}}}" for at in range(TONES)),
         "".join(f".p{at}{{fill:{palette[f'part-{at}']}}}" for at in range(PARTS)),
     ]
 

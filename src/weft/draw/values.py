@@ -56,6 +56,6 @@ def writer(values: Sequence[float], reference: float | None = None) -> Callable[
     def write(value: float) -> str:
         if value and abs(value) < 10 ** (1 - decimals):
             return short(float(f"{value:.2g}"))
-        return f"{value:,.{decimals}f}".replace("-", "−")
+        return f"{value:{',' if abs(value) >= 10_000 else ''}.{decimals}f}".replace("-", "−")
 
     return write
