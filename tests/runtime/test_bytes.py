@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
+from weft.simulate import ChunkCost, Cost
 
 WIDTHS = [7, 11, 13, 17, 19, 23, 29, 31, 37]  # of up to eight chunks
 ROWS = 40
@@ -471,6 +472,79 @@ def test_other_shapes_are_counted_anew(name: str) -> None:
         return total(pipe.report(), "activations", peak=True)
 
     assert peak([8, 40, 8]) == peak([40]) == [5 * one for one in peak([8])]
+
+
+# All together
+
+
+def plain_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Saves the difference alone; mse_loss gives a number in a storage of all differences."""
+    return (output - target).square().mean()
+
+
+def held_by(chunk: int, chunks: int, microbatches: int) -> int:
+    """Bytes of a micro-batch in a chunk of `model_of`: input and output; in the last chunk input, target, difference
+    and the loss."""
+    widths = [WIDTHS[chunk], WIDTHS[chunk + 1], *([WIDTHS[chunk + 1]] if chunk == chunks - 1 else [])]
+    return ROWS // microbatches * 4 * sum(widths) + (4 if chunk == chunks - 1 else 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}], ids=["", "clip"])
+@pytest.mark.parametrize(("name", "flights"), [("gpipe", 4), ("1f1b", 1), ("zb-h1", 1)])
+def test_the_peak_of_all_has_gradients_beside_activations(name: str, flights: int, options: dict[str, Any]) -> None:
+    """One rank, counted by hand: from a mini-batch's first backward on its gradients are there, while that backward's
+    activations and those of the micro-batches behind it still are."""
+    pipe = weft.Pipeline(
+        model_of(1),
+        loss_fn=plain_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        schedule=name,
+        microbatches=4,
+        stages=1,
+        **options,
+    )
+    for seed in range(2):
+        pipe.step(*batch(1, seed=seed))
+    (one,) = pipe.report().ranks
+    weights = 4 * 7 * 11
+    activations = flights * (10 * 4 * (7 + 11 + 11) + 4)  # ten rows of input, target and difference, and a loss
+    assert activations == flights * held_by(0, 1, 4)
+    assert one["bytes_at_peak"] == {
+        "weights": weights, "extra_versions": 0, "gradients": weights, "optimizer": weights,
+        "activations": activations, "buffers": 0,
+    }  # fmt: skip
+    assert one["peak_bytes"]["total"] == 3 * weights + activations
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, "pipedream", "2bw", "wpipe"])
+def test_the_peak_of_all_is_the_simulated_one(name: str) -> None:
+    """On every rank, from sizes that are known without a run; what waits in buffers, of which virtual ranks have none,
+    takes no bytes."""
+    chunks = 4 if name in ("interleaved", "wpipe") else 2
+    pipe = weft.Pipeline(
+        model_of(chunks),
+        loss_fn=plain_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        schedule=name,
+        microbatches=4,
+        stages=2,
+        balance=[1] * chunks,
+    )
+    for seed in range(5):
+        pipe.step(*batch(chunks, seed=seed))
+    costs = [
+        ChunkCost(
+            activation_bytes=held_by(chunk, chunks, 4),
+            weight_bytes=nbytes(chunk),
+            gradient_bytes=nbytes(chunk),
+            optimizer_bytes=nbytes(chunk),
+        )
+        for chunk in range(chunks)
+    ]
+    simulated = weft.simulate(pipe.schedule, Cost(chunks=tuple(costs))).memory
+    for one, memory in zip(pipe.report().ranks, simulated, strict=True):
+        assert one["bytes_at_peak"] == memory.bytes
+        assert one["peak_bytes"]["total"] == memory.total
 
 
 # Messages

@@ -117,6 +117,7 @@ def test_a_peak_is_that_of_the_sum_too() -> None:
     meter.hold(gradients=0)
     assert meter.held["activations"] == 10
     assert (meter.peak["activations"], meter.peak["gradients"], meter.peak_total) == (100, 50, 100)
+    assert (meter.at_peak["activations"], meter.at_peak["gradients"]) == (100, 0)
     meter.reset()
     assert (meter.peak["activations"], meter.peak["gradients"], meter.peak_total) == (10, 0, 10)
 
@@ -218,6 +219,8 @@ def check_report(report: Report) -> None:
         for category, held in one["bytes"].items():
             assert 0 <= held <= one["peak_bytes"][category] <= one["peak_bytes"]["total"]
         assert sum(one["bytes"].values()) <= one["peak_bytes"]["total"] <= sum(one["peak_bytes"].values())
+        assert list(one["bytes_at_peak"]) == list(CATEGORIES)
+        assert sum(one["bytes_at_peak"].values()) == one["peak_bytes"]["total"]
     title, head, *rows = str(report).splitlines()
     assert report.schedule.title in title
     assert len(rows) == len(data["ranks"])

@@ -26,7 +26,7 @@ class Meter:
     message_bytes: int = 0
     held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
     peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
-    peak_total: int = 0
+    at_peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))  # when their sum is largest
     cycles: deque[list[tuple[Step, int, int]]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _begun: int = 0
 
@@ -75,12 +75,17 @@ class Meter:
             self.held[category] = amount
             if amount > self.peak[category]:
                 self.peak[category] = amount
-        self.peak_total = max(self.peak_total, sum(self.held.values()))
+        if sum(self.held.values()) > self.peak_total:
+            self.at_peak = dict(self.held)
+
+    @property
+    def peak_total(self) -> int:
+        return sum(self.at_peak.values())
 
     def reset(self) -> None:
         """Count times and messages from here; bytes held stay what they are."""
         self.busy = self.waiting = self.updating = self.actions = self.messages = self.message_bytes = 0
-        self.peak, self.peak_total = dict(self.held), sum(self.held.values())
+        self.peak, self.at_peak = dict(self.held), dict(self.held)
 
     def as_dict(self) -> dict[str, Any]:
         total = self.busy + self.waiting + self.updating
@@ -94,4 +99,5 @@ class Meter:
             "message_bytes": self.message_bytes,
             "bytes": dict(self.held),
             "peak_bytes": self.peak | {"total": self.peak_total},
+            "bytes_at_peak": dict(self.at_peak),
         }

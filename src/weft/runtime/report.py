@@ -14,7 +14,7 @@ from weft.simulate import CATEGORIES
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Figures of every rank, of all replicas: seconds, bytes now and at their peak, messages sent."""
+    """Figures of every rank, of all replicas: seconds, bytes now, at their peaks and at their sum's, messages sent."""
 
     schedule: Schedule
     replicas: int

@@ -90,6 +90,7 @@ class Worker:
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)  # by chunk and mini-batch
         self._pending: dict[int, deque[Settlement]] = defaultdict(deque)  # by id of the parameter set
         self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks that are done with it
+        self._summing: set[tuple[int, int]] = set()  # chunk and mini-batch: gradients that are being summed up
         self._activations = 0
         self._link_bytes = 0
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
@@ -171,6 +172,7 @@ class Worker:
         start = self.meter.start()
         with self._naming(chunk, settlement.minibatch):
             self._apply(chunk, one, self._pending[id(one)].popleft())
+        self._hold_gradients()
         self.meter.updated(start)
 
     # Actions
@@ -243,12 +245,14 @@ class Worker:
         if step.feeds >= 0:
             self._hand_over(step, Message.of(key_of(step, taker=step.feeds), owed, loss=loss))
         if whole:
+            self._hold_first_gradients(step)
             self._hold_activations(-flight.nbytes - flight.rebuilt)
 
     def _backward_weights(self, steps: Sequence[Step]) -> None:
         chunk, index = self.chunks[steps[0].action.chunk], steps[0].action.index
         flight = chunk.flights[index]
         chunk.backward_weights(index, self._weights(steps) if chunk.elsewhere else None)
+        self._hold_first_gradients(steps[0])
         self._hold_activations(-flight.nbytes - flight.rebuilt)
 
     def _hand_over(self, step: Step, message: Message) -> None:
@@ -286,6 +290,7 @@ class Worker:
                 yield from self._settle(chunk.number, one)  # a prediction is from the version that it names, no later
         start = self.meter.start()
         losses = self._losses.pop((chunk.number, step.minibatch))
+        self._summing.discard((chunk.number, step.minibatch))
         for number, (one, program) in enumerate(zip(chunk.sets, self._set_programs[chunk.number], strict=True)):
             settlement = Settlement(
                 minibatch=self.begun + step.minibatch,
@@ -389,6 +394,12 @@ class Worker:
     def _hold_activations(self, change: int) -> None:
         self._activations += change
         self.meter.hold(activations=self._activations)
+
+    def _hold_first_gradients(self, step: Step) -> None:
+        """Gradients are there from a mini-batch's first backward in a chunk on, beside the activations that it read."""
+        if (which := (step.action.chunk, step.minibatch)) not in self._summing:
+            self._summing.add(which)
+            self._hold_gradients()
 
     def _hold_gradients(self) -> None:
         pending = (settlement for some in self._pending.values() for settlement in some)
