@@ -118,7 +118,7 @@ def block(kind: str, x: float, y: float, width: float, height: float, told: str,
 
 def swatch(part: int) -> str:
     """A sample of a part's colour, on the left of a text that starts at (KEY, 0)."""
-    box = f'x="{n(KEY - 26)}" y="-11" width="18" height="12"'
+    box = f'x="0" y="-11" width="{n(KEY - 8)}" height="12"'
     over = f'<rect {box} fill="url(#hatch)"/>' if part >= PARTS else ""
     return f'<rect class="p{part % PARTS}" {box}/>{over}'
 
@@ -186,7 +186,7 @@ class Sheet:
 def _style() -> str:
     light, dark = _palettes()
     fixed = [
-        f"text{{font:{n(SIZE)}px {FONT};paint-order:stroke;stroke-width:4px;stroke-linejoin:round}}",
+        f"text{{font:{n(SIZE)}px {FONT};paint-order:stroke;stroke-width:3px;stroke-linejoin:round}}",
         f".head{{font-size:{n(HEAD)}px;font-weight:600}}.name{{font-weight:600}}.tick{{font-size:12px}}",
         ".tick,.value{font-variant-numeric:tabular-nums}",
         "path{fill:none}.rule,.axis{stroke-width:1}.reference{stroke-width:1.5;stroke-dasharray:5 4}",
