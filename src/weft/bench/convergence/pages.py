@@ -1,0 +1,170 @@
+"""Tables, pictures and targets, of results alone."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.bench.benchmark import Results
+from weft.bench.convergence.studies import METHODS, OPTIMIZERS, SYNCHRONOUS
+from weft.bench.convergence.verdicts import CLAIMED, Cell, cells
+from weft.bench.throughput.pages import ratios
+from weft.bench.writing import table
+from weft.draw.plots import bars, lines
+
+NAMES = {"sgd": "SGD, momentum", "adamw": "AdamW"}
+SHOWN = ("wpipe", "wpipe, predicted", "xpipe", "2bw", "pipedream", SYNCHRONOUS)  # in curves, the last one on top
+
+
+def tables(results: Results) -> dict[str, str]:
+    """The rates, a table for each study, and the claim."""
+    found = list(cells(results))
+    return {
+        "rates": _rates(results),
+        **{study: _study([one for one in found if one.study == study]) for study in results["studies"]},
+        "claim": _claim(found),
+    }
+
+
+def missed(results: Results) -> list[str]:
+    """Where a method of the claim ends beyond seed noise, for the worse."""
+    return [
+        f"{_panel(one.study, one.optimizer)}, {one.label}: {one.verdict} ({_difference(one)}; noise {one.noise:.3f})"
+        for one in cells(results)
+        if one.method in CLAIMED and one.verdict not in ("within", "better")
+    ]
+
+
+def plots(results: Results) -> dict[str, str]:
+    """Differences to synchronous training, curves over updates and, where throughput was measured, over time."""
+    found = list(cells(results))
+    made = {"differences.svg": _differences(found), "curves.svg": _curves(results, found)}
+    if rates := _throughputs():
+        made["time.svg"] = _over_time(results, found, rates)
+    return made
+
+
+# Tables
+
+
+def _rates(results: Results) -> str:
+    rows = []
+    for place, tried in results["sweeps"].items():
+        ended = {rate: loss for rate, loss in tried.items() if loss is not None}
+        chosen = min(ended, key=lambda rate: ended[rate])
+        shown = [f"{rate}: {'diverged' if loss is None else f'{loss:.3f}'}" for rate, loss in tried.items()]
+        study, optimizer = place.split(", ")
+        rows.append((study, NAMES[optimizer], chosen, "; ".join(shown)))
+    return table(("study", "optimizer", "chosen rate", "held-out loss of synchronous training by rate"), rows, left=2)
+
+
+def _study(found: Sequence[Cell]) -> str:
+    head = ["method"]
+    for optimizer in OPTIMIZERS:
+        head += [f"{NAMES[optimizer]}: loss", "accuracy", "to synchronous", "seed noise"]
+    rows = []
+    for label in dict.fromkeys(one.label for one in found):
+        row = [label]
+        for optimizer in OPTIMIZERS:
+            (one,) = (cell for cell in found if (cell.label, cell.optimizer) == (label, optimizer))
+            ended = bool(one.losses)
+            row += [_mean(one.losses, 3) if ended else "–", _mean(one.metrics, 1, 100) + " %" if ended else "–"]
+            row += (
+                ["", f"{one.noise:.3f}"]
+                if one.method == SYNCHRONOUS
+                else [_difference(one) if ended else "–", one.verdict]
+            )
+        rows.append(row)
+    return table(head, rows)
+
+
+def _claim(found: Sequence[Cell]) -> str:
+    """Of each method, the difference in units of seed noise."""
+    places = list(dict.fromkeys((one.study, one.optimizer) for one in found))
+    rows = []
+    for label in dict.fromkeys(one.label for one in found if one.method != SYNCHRONOUS):
+        row = [label]
+        for place in places:
+            here = [one for one in found if (one.study, one.optimizer, one.label) == (*place, label)]
+            row.append(_units(here[0]) if here else "")
+        rows.append(row)
+    return table(["method", *(f"{study}, {NAMES[optimizer]}" for study, optimizer in places)], rows)
+
+
+def _units(one: Cell) -> str:
+    if one.diverged:
+        return one.verdict
+    units = statistics.mean(one.differences) / one.noise if one.noise else 0.0
+    return f"{units:+.1f}" if one.verdict == "within" else f"**{units:+.1f}**"
+
+
+def _mean(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    apart = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{scale * statistics.mean(values):.{digits}f} ± {scale * apart:.{digits}f}"
+
+
+def _difference(one: Cell) -> str:
+    if not one.differences:
+        return "no seed ended"
+    least, most = min(one.differences), max(one.differences)
+    return f"{statistics.mean(one.differences):+.3f} ({least:+.3f} to {most:+.3f})"
+
+
+# Pictures
+
+
+def _panel(study: str, optimizer: str) -> str:
+    return f"{study}, {NAMES[optimizer]}"
+
+
+def _differences(found: Sequence[Cell]) -> str:
+    panels: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for one in found:
+        if one.method != SYNCHRONOUS and one.differences:
+            some = one.differences
+            values = (min(some), statistics.mean(some), max(some))
+            panels.setdefault(_panel(one.study, one.optimizer), {})[one.label] = values
+    return bars("Held-out loss, less that of synchronous training of the same seed", panels, unit="nats", reference=0.0)
+
+
+def _shown(found: Sequence[Cell]) -> list[Cell]:
+    """The claimed methods and what they are compared with, each on the most ranks that it was run on."""
+    most = {(one.study, one.optimizer, one.method): one for one in found}  # the last is that of the most ranks
+    return [one for method in SHOWN for place, one in most.items() if place[2] == method]
+
+
+def _curves(results: Results, found: Sequence[Cell]) -> str:
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for one in _shown(found):
+        size = results["studies"][one.study]["updates"] / len(one.curve)
+        points = [((number + 1) * size, loss) for number, loss in enumerate(one.curve) if loss is not None]
+        if points:
+            panels.setdefault(_panel(one.study, one.optimizer), {})[one.method] = points
+    return lines("Training loss, mean of the seeds", panels, x="updates", y="loss")
+
+
+def _throughputs() -> dict[str, float]:
+    """Of the limit at two micro-batches a mini-batch, by schedule, as benchmarks/throughput has measured it."""
+    path = Path("benchmarks/throughput/results.json")
+    if not path.exists():
+        return {}
+    measured = json.loads(path.read_text(encoding="utf-8"))["models"]["transformer"]["2"]
+    return {name.removeprefix("weft "): statistics.median(some) for name, some in ratios(measured).items()}
+
+
+def _over_time(results: Results, found: Sequence[Cell], rates: dict[str, float]) -> str:
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for one in _shown(found):
+        rate = rates[METHODS[one.method].schedule]
+        size = results["studies"][one.study]["updates"] / len(one.curve)
+        points = [((number + 1) * size / rate, loss) for number, loss in enumerate(one.curve) if loss is not None]
+        if points:
+            panels.setdefault(_panel(one.study, one.optimizer), {})[one.method] = points
+    return lines(
+        "Training loss over time, at the measured throughput of two ranks",
+        panels,
+        x="time, in updates at the limit",
+        y="loss",
+    )

@@ -1,0 +1,123 @@
+"""The accuracy benchmark: its runs are what they say, its verdicts follow from the figures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.bench.convergence import best, beyond, measure, missed, plots, tables
+from weft.bench.convergence.studies import METHODS, QUICK, STUDIES, SYNCHRONOUS, Run, comparisons, even
+from weft.bench.convergence.verdicts import cells
+from weft.bench.kept import Keep
+from weft.errors import WeftError
+from weft.train.job import job_of, schedule_of
+
+
+def run_of(method: str, ranks: int, **changes: Any) -> Run:
+    known = {"study": "text", "optimizer": "sgd", "rate": 0.1, "seed": 0}
+    return Run(method=method, ranks=ranks, **(known | changes))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_every_run_is_a_job_with_as_many_samples_in_an_update(method: str, ranks: int, tmp_path: Path) -> None:
+    if ranks not in METHODS[method].ranks:
+        ranks = 2
+    for file in ("text/tinyshakespeare.txt",):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("text")
+    job = job_of(None, run_of(method, ranks).sets(STUDIES["text"], tmp_path))
+    schedule = schedule_of(job)
+    assert schedule.name == METHODS[method].schedule
+    assert (schedule.stages * job.schedule.replicas, job.train.batch) == (ranks, STUDIES["text"].batch)
+    assert sum(job.schedule.layers) == STUDIES["text"].layers
+    wanted = ranks if METHODS[method].fixed else 2
+    assert schedule.microbatches * job.schedule.replicas == wanted
+
+
+def test_halves_are_cut_at_one_place() -> None:
+    for layers in (8, 10, 16):
+        for chunks in (2, 4, 8):
+            parts = even(layers, chunks)
+            assert (sum(parts), sum(parts[: chunks // 2]), len(parts)) == (layers, layers // 2, chunks)
+            assert min(parts) >= 1
+
+
+def test_the_whole_form_has_every_method_on_every_size_and_three_seeds() -> None:
+    runs = comparisons("text", STUDIES["text"], "sgd", 0.1, quick=False)
+    asynchronous = [name for name, one in METHODS.items() if len(one.ranks) > 1]
+    assert {(run.method, run.ranks) for run in runs} >= {(name, p) for name in asynchronous for p in (2, 4, 8)}
+    assert all(sum(run.method == name and run.ranks == 2 for run in runs) >= 3 for name in METHODS)
+    assert len({str(run) for run in runs}) == len(runs)
+
+
+def test_missing_data_is_told_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match="WEFT_DATA"):
+        run_of("wpipe", 2).sets(STUDIES["text"], tmp_path)
+
+
+def test_a_sweep_goes_on_while_the_best_is_at_its_edge() -> None:
+    assert best({0.1: 2.0, 0.2: 1.0, 0.4: None}) == 0.2
+    assert beyond({0.1: 2.0, 0.2: 1.0, 0.4: None}) == []
+    assert beyond({0.1: 2.0, 0.2: 1.0}) == [0.4]
+    assert beyond({0.1: 1.0, 0.2: None}) == [0.05]
+
+
+def results_of(losses: dict[str, list[float | None]]) -> dict[str, Any]:
+    """Results in which synchronous training has the losses 1.0, 1.1 and 1.2, so a noise of 0.1."""
+    known = {SYNCHRONOUS: [1.0, 1.1, 1.2], **losses}
+    runs = [
+        vars(run_of(method, 2, seed=seed, optimizer=optimizer))
+        | {"loss": loss, "metric": None if loss is None else 0.5, "curve": [2.0, loss]}
+        for optimizer in ("sgd", "adamw")
+        for method, some in known.items()
+        for seed, loss in enumerate(some)
+    ]
+    study = {"title": "a text", "updates": 20, "batch": 4, "evaluated": 10}
+    sweeps = {f"text, {optimizer}": {"0.1": 1.0, "0.2": None} for optimizer in ("sgd", "adamw")}
+    return {"studies": {"text": study}, "sweeps": sweeps, "runs": runs, "environment": "a machine"}
+
+
+def test_verdicts_follow_from_the_noise_of_seeds() -> None:
+    losses: dict[str, list[float | None]] = {
+        "wpipe": [1.05, 1.15, 1.25],
+        "xpipe": [1.15, 1.25, 1.35],
+        "2bw": [1.0, None, 1.2],
+        "pipedream": [0.8, 0.9, 1.0],
+    }
+    results = results_of(losses)
+    found = {one.method: one for one in cells(results) if one.optimizer == "sgd"}
+    assert found["wpipe"].noise == pytest.approx(0.1)
+    assert found["wpipe"].differences == pytest.approx([0.05] * 3)
+    verdicts = {name: one.verdict for name, one in found.items()}
+    assert verdicts == {
+        SYNCHRONOUS: "within", "wpipe": "within", "xpipe": "worse", "2bw": "1 of 3 diverged", "pipedream": "better",
+    }  # fmt: skip
+    assert found["2bw"].curve == (2.0, None)
+    told = missed(results)
+    assert len(told) == 2  # of both optimizers
+    assert all("xpipe" in line for line in told)
+    shown = tables(results)
+    assert shown.keys() == {"rates", "text", "claim"}
+    assert "+0.150 (+0.150 to +0.150)" in shown["text"]
+    assert "**+1.5**" in shown["claim"]
+    assert "0.2: diverged" in shown["rates"]
+
+
+def test_pictures_are_made_of_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where no throughput was measured
+    pictures = plots(results_of({"wpipe": [1.05, 1.15, 1.25]}))
+    assert pictures.keys() == {"differences.svg", "curves.svg"}
+    assert all("wpipe" in picture and picture.startswith("<svg") for picture in pictures.values())
+
+
+def test_the_quick_form_trains_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data parallelism is synchronous training, to the rounding of sums; nothing else is."""
+    results = measure(quick=True, keep=Keep())
+    found = {(one.method, one.optimizer): one for one in cells(results)}
+    assert {method for method, _ in found} == METHODS.keys()
+    assert all(one.losses and not one.diverged for one in found.values())
+    for (method, _), one in found.items():
+        same = abs(one.differences[0]) < 1e-6
+        assert same == (method in (SYNCHRONOUS, "data parallelism")), method
+    assert QUICK["text"].title in results["studies"]["text"]["title"]
