@@ -1,0 +1,233 @@
+"""Tables, pictures and targets of the slow links, made of what was measured. Imports no torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from weft.bench.benchmark import Results
+from weft.bench.schedules import schedule_named
+from weft.bench.slow_link.hosts import Link
+from weft.bench.writing import quartiles, table, unsteady
+from weft.draw.plots import bars
+from weft.simulate import Cost, simulate
+from weft.simulate import Link as SimulatedLink
+
+CARRIED = 0.85  # of its rate, which is what a link must carry for its name to be true
+SLOWED = ("weft 2bw", "weft 2bw warmup 2", "weft wpipe warmup 2")
+SLOWDOWN = 1.25  # of these, on the slowest link
+HIDING = ("weft 2bw warmup 2", "weft wpipe warmup 2")
+HIDDEN = 0.8  # of their bytes' time
+WORTH = 0.05  # of a mini-batch's time, which bytes must take on a link for a hidden share to be more than noise
+SPREAD = 0.2  # of a slowdown's median
+DDP = "DDP"
+WARM = " warmup 2"
+
+Three = tuple[float, float, float]
+
+
+class Runs:
+    """What was measured, by micro-batches, contender and link; lists are by round."""
+
+    def __init__(self, results: Results) -> None:
+        self.links = [Link(**one) for one in results["links"]]
+        self.free, *self.shaped = self.links
+        self.keys = [(one["m"], one["name"]) for one in results["contenders"]]
+        self._at = {key: place for place, key in enumerate(self.keys)}
+        self._rounds, self._message = results["rounds"], results["model"]["message bytes"]
+
+    def seconds(self, m: int, name: str, link: Link) -> list[float]:
+        """Of a mini-batch."""
+        return [one[self._at[m, name]][link.name]["seconds"] for one in self._rounds]
+
+    def sent(self, m: int, name: str, link: Link) -> float:
+        """Bytes of a mini-batch in the direction that carries more: both are carried at once."""
+        return float(statistics.median(max(one[self._at[m, name]][link.name]["sent"]) for one in self._rounds))
+
+    def slowdown(self, m: int, name: str, link: Link) -> list[float]:
+        """Over its own time without shaping, in the same round."""
+        pairs = zip(self.seconds(m, name, link), self.seconds(m, name, self.free), strict=True)
+        return [shaped / free for shaped, free in pairs]
+
+    def on_link(self, m: int, name: str, link: Link) -> float:
+        """Seconds that the bytes of a mini-batch take."""
+        return link.seconds(self.sent(m, name, link))
+
+    def hidden(self, m: int, name: str, link: Link) -> list[float] | None:
+        """The share of that which a mini-batch does not take longer for; None where it is too little to tell."""
+        taken = self.on_link(m, name, link)
+        free = self.seconds(m, name, self.free)
+        if taken < WORTH * statistics.median(free):
+            return None
+        return [1 - (one - own) / taken for one, own in zip(self.seconds(m, name, link), free, strict=True)]
+
+    def simulated(self, m: int, name: str, link: Link) -> float | None:
+        """The slowdown that the simulator predicts of a weft schedule, from its time without shaping."""
+        library, _, method = name.partition(" ")
+        if library != "weft" or link.rate is None:
+            return None
+        schedule = schedule_named(method, 2, m)
+        free = simulate(schedule, Cost.uniform(schedule)).period
+        unit = statistics.median(self.seconds(m, name, self.free)) / free  # seconds of a stage's forward
+        slow = SimulatedLink(bandwidth=link.rate * 1e6 / 8 * unit)
+        return simulate(schedule, Cost.uniform(schedule, input_bytes=self._message, link=slow)).period / free
+
+    def warm_up(self, m: int, name: str, link: Link) -> list[float]:
+        """The time with more warm-up over the time without, in the same round."""
+        pairs = zip(self.seconds(m, name + WARM, link), self.seconds(m, name, link), strict=True)
+        return [more / less for more, less in pairs]
+
+
+def tables(results: Results) -> dict[str, str]:
+    """The links, the slowdowns, what is hidden, and where more warm-up pays."""
+    runs = Runs(results)
+    return {
+        "model": _model(results),
+        "links": _links(results, runs),
+        "slowdown": _slowdowns(results, runs),
+        "hidden": _hidden(runs),
+        "warm-up": _warm_up(runs),
+    }
+
+
+def _model(results: Results) -> str:
+    model = results["model"]
+    messages = model["message bytes"] / 1e3
+    return table(
+        ("layers", "width", "tokens a micro-batch", "gradients, kB", "activations of a micro-batch at a cut, kB"),
+        [
+            [
+                model["layers"],
+                model["width"],
+                model["tokens"],
+                f"{model['gradient bytes'] / 1e3:,.0f}",
+                f"{messages:.1f}",
+            ]
+        ],
+        left=0,
+    )
+
+
+def _links(results: Results, runs: Runs) -> str:
+    head = ("link", "one way, Mbit/s", "both ways at once, each, Mbit/s", "a message alone, ms", "at its rate, ms")
+    rows = []
+    for link in runs.links:
+        found, size = results["carried"][link.name], results["model"]["message bytes"]
+        ways = (f"{statistics.median(carried(found, way)):,.0f}" for way in ("one way", "both ways"))
+        ideal = "" if link.rate is None else f"{link.seconds(size) * 1e3:.2f}"
+        rows.append((link.name, *ways, f"{found['message'] * 1e3:.2f}", ideal))
+    return table(head, rows)
+
+
+def carried(found: dict[str, Any], way: str) -> list[float]:
+    """Mbit/s of what the bytes hold, in each try; headers are not counted."""
+    return [found["bytes"] * 8 / seconds / 1e6 for seconds in found[way]]
+
+
+def _slowdowns(results: Results, runs: Runs) -> str:
+    head = ["contender", "m", f"{runs.free.name}, ms"]
+    for link in runs.shaped:
+        head += [f"{link.name}, ms", "slowdown", "simulated"]
+    rows = []
+    for m, name in runs.keys:
+        row = [name, m, _ms(runs.seconds(m, name, runs.free))]
+        for link in runs.shaped:
+            simulated = runs.simulated(m, name, link)
+            row += [_ms(runs.seconds(m, name, link)), _three(runs.slowdown(m, name, link))]
+            row += ["" if simulated is None else f"{simulated:.2f}"]
+        rows.append(row)
+    notes = [f"Left out: {what}: {why}." for what, why in results["left out"].items()]
+    about = f"{len(results['rounds'])} interleaved rounds; the median (the quartiles). {results.get('environment', '')}"
+    return "\n\n".join([table(head, rows), *notes, about.strip()])
+
+
+def _hidden(runs: Runs) -> str:
+    head = ("link", "contender", "m", "sent a mini-batch, kB", "time on the link, ms", "time added, ms", "hidden")
+    rows = []
+    for link in runs.shaped:
+        for m, name in runs.keys:
+            share = runs.hidden(m, name, link)
+            taken = runs.on_link(m, name, link)
+            pairs = zip(runs.seconds(m, name, link), runs.seconds(m, name, runs.free), strict=True)
+            added = statistics.median(shaped - free for shaped, free in pairs)
+            told = "" if share is None else _three(share)
+            sent = f"{runs.sent(m, name, link) / 1e3:,.0f}"
+            rows.append((link.name, name, m, sent, f"{taken * 1e3:,.1f}", f"{added * 1e3:,.1f}", told))
+    return table(head, rows, left=2)
+
+
+def _warmed(runs: Runs) -> list[tuple[int, str]]:
+    return [(m, name) for m, name in runs.keys if (m, name + WARM) in runs.keys]
+
+
+def _warm_up(runs: Runs) -> str:
+    rows = [
+        (f"{name}{WARM}", m, *(_three(runs.warm_up(m, name, link)) for link in runs.links)) for m, name in _warmed(runs)
+    ]
+    return table(("time over the same without", "m", *(link.name for link in runs.links)), rows)
+
+
+def _ms(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1e3:,.0f}"
+
+
+def _three(values: list[float]) -> str:
+    low, middle, high = (round(value, 2) + 0.0 for value in quartiles(values))  # no minus before a zero
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def plots(results: Results) -> dict[str, str]:
+    """Slowdowns of the pipelines, those of DDP, which would dwarf them, and what is hidden on the slowest link."""
+    runs = Runs(results)
+    slowest = runs.shaped[-1]
+
+    def panels(of: Callable[[int, str, Link], list[float] | None], links: Iterable[Link], ddp: bool) -> dict[str, Any]:
+        found: dict[str, dict[str, Three]] = {}
+        for link in links:
+            for m, name in runs.keys:
+                values = of(m, name, link)
+                if (name == DDP) is ddp and values is not None:
+                    found.setdefault(f"{link.name}, m = {m}", {})[name] = quartiles(values)
+        return found
+
+    ddp: dict[str, dict[str, Three]] = {}
+    for panel, values in panels(runs.slowdown, runs.shaped, True).items():
+        link, _, m = panel.partition(", ")
+        ddp.setdefault(m, {})[link] = values[DDP]
+    both = panels(runs.hidden, [slowest], False)
+    for panel, values in panels(runs.hidden, [slowest], True).items():
+        both.setdefault(panel, {}).update(values)
+    times = "x its own time without shaping"
+    return {
+        "slowdown.svg": bars(
+            "A mini-batch on a slow link: pipelines", panels(runs.slowdown, runs.shaped, False), unit=times, reference=1
+        ),
+        "slowdown-ddp.svg": bars("A mini-batch on a slow link: DDP", ddp, unit=times, reference=1),
+        "hidden.svg": bars(
+            f"Communication hidden at {slowest.name}", both, unit="of the time that the bytes take", reference=HIDDEN
+        ),
+    }
+
+
+def missed(results: Results) -> list[str]:
+    """Links that do not carry what they are called, targets of weft's own, and spreads too wide to tell."""
+    runs = Runs(results)
+    slowest = runs.shaped[-1]
+    found = []
+    for link in runs.shaped:
+        for way in ("one way", "both ways"):
+            rate = statistics.median(carried(results["carried"][link.name], way))
+            if rate < CARRIED * link.rate:  # type: ignore[operator]
+                found.append(f"{link.name} carries {rate:.0f} Mbit/s {way}, below {CARRIED} of its rate")
+    for m, name in runs.keys:
+        slowdown = statistics.median(runs.slowdown(m, name, slowest))
+        if name in SLOWED and slowdown > SLOWDOWN:
+            found.append(f"{name}, m = {m}: {slowdown:.2f} x its time at {slowest.name}, above {SLOWDOWN}")
+        share = runs.hidden(m, name, slowest)
+        if name in HIDING and share is not None and statistics.median(share) < HIDDEN:
+            found.append(f"{name}, m = {m}: hides {statistics.median(share):.2f} at {slowest.name}, below {HIDDEN}")
+        for link in runs.shaped:
+            if unsteady(values := runs.slowdown(m, name, link), SPREAD):
+                found.append(f"{name}, m = {m}: its slowdown at {link.name} is unsteady, {_three(values)}")
+    return found
