@@ -277,11 +277,15 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("benchmark", nargs="?", metavar="NAME", help="which one (default: list them)")
-    parser.add_argument("--quick", action="store_true", help="a short form that shows that it works; writes with -o only")
+    parser.add_argument(
+        "--quick", action="store_true", help="a short form that shows that it works; writes with -o only"
+    )
     parser.add_argument("-o", "--output", metavar="FOLDER", help="where to (default: benchmarks/NAME)")
     parser.add_argument("--resume", action="store_true", help="go on with a run that did not end")
     parser.add_argument("--overwrite", action="store_true", help="begin anew where a run did not end")
-    parser.add_argument("--render", action="store_true", help="measure nothing; make tables and pictures of results.json")
+    parser.add_argument(
+        "--render", action="store_true", help="measure nothing; make tables and pictures of results.json"
+    )
     parser.add_argument("--page", action="append", default=[], metavar="FILE", help="put its tables into this page too")
     add_json(parser)
 

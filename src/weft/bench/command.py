@@ -70,7 +70,9 @@ def _measured(arguments: Namespace, module: Module, folder: Path) -> dict[str, A
         if arguments.resume and not partial.exists():
             raise WeftError(f"{partial} is not there, so there is nothing to go on with; leave --resume out")
         if partial.exists() and not arguments.resume and not arguments.overwrite:
-            raise WeftError(f"{partial} is of a run that did not end; go on with --resume, or begin anew with --overwrite")
+            raise WeftError(
+                f"{partial} is of a run that did not end; go on with --resume, or begin anew with --overwrite"
+            )
         keep = Keep(partial, form={"benchmark": name, "sources": digest(name)}, resume=arguments.resume)
         keep.say(f"{name}: {BENCHMARKS[name].about}; takes {BENCHMARKS[name].takes}, and goes on with --resume")
     begin = time.monotonic()
@@ -99,7 +101,9 @@ def _read(folder: Path) -> dict[str, Any]:
     try:
         results: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as problem:
-        raise WeftError(f"{folder / 'results.json'} can't be read ({problem}); measure first, without --render") from None
+        raise WeftError(
+            f"{folder / 'results.json'} can't be read ({problem}); measure first, without --render"
+        ) from None
     return results
 
 
