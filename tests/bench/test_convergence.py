@@ -44,7 +44,7 @@ def test_halves_are_cut_at_one_place() -> None:
 
 
 def test_the_whole_form_has_every_method_on_every_size_and_three_seeds() -> None:
-    runs = comparisons("text", STUDIES["text"], "sgd", 0.1, quick=False)
+    runs = comparisons("text", STUDIES["text"], "adamw", 0.1, quick=False)
     asynchronous = [name for name, one in METHODS.items() if len(one.ranks) > 1]
     assert {(run.method, run.ranks) for run in runs} >= {(name, p) for name in asynchronous for p in (2, 4, 8)}
     assert all(sum(run.method == name and run.ranks == 2 for run in runs) >= 3 for name in METHODS)
