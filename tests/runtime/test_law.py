@@ -44,6 +44,8 @@ VARIANTS: list[dict[str, Any]] = [
     *({"method": method, "stages": 3, "microbatches": 3} for method in SYNCHRONOUS + ASYNCHRONOUS),  # 1/3 is rounded
     {"method": "2bw", "stages": 2, "microbatches": 4, "options": (("warmup", 2),)},
     {"method": "wpipe", "stages": 2, "microbatches": 4, "options": (("warmup", 2),)},
+    {"method": "2bw", "stages": 2, "microbatches": 2, "options": (("warmup", 2),)},  # the fewest
+    {"method": "wpipe", "stages": 2, "microbatches": 2, "options": (("warmup", 2),)},
     {"method": "interleaved", "stages": 2, "microbatches": 4, "options": (("chunks", 4),)},
     {"method": "interleaved", "stages": 4, "microbatches": 4, "options": (("chunks", 1),)},
 ]

@@ -14,8 +14,8 @@ from weft.schedule import METHODS
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "interleaved": [{"chunks": v} for v in (1, 2, 3, 4)],
     "pipedream": [{}, {"vertical_sync": True}],
-    "2bw": [{}, {"warmup": 2}],
-    "wpipe": [{}, {"warmup": 2}],
+    "2bw": [{}, {"warmup": 2}, {"warmup": 3}],
+    "wpipe": [{}, {"warmup": 2}, {"warmup": 3}],
     "xpipe": [{}, {"versions": "exact"}],
 }
 
@@ -25,8 +25,12 @@ def fits(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> 
     warmup: int = options.get("warmup", 1)
     fitting: dict[str, bool] = {
         "interleaved": microbatches % stages == 0,
-        "wpipe": microbatches % (warmup * stages) == 0,
-        "2bw": microbatches > warmup * (stages - 1),
+        "wpipe": any(  # turns of whole rounds, no fewer than the forwards ahead
+            microbatches % (rounds * stages) == 0
+            for rounds in range(1, warmup + 1)
+            if rounds * stages >= warmup * (stages - 1)
+        ),
+        "2bw": microbatches >= max(stages, warmup * (stages - 1)),
         "pipedream": microbatches == 1 or not options.get("vertical_sync"),
     }
     return fitting.get(name, True)
@@ -96,7 +100,7 @@ def test_absurd_sizes_are_refused_at_once(name: str, sizes: tuple[int, int]) -> 
         ("2bw", {"warmup": "2"}, "warmup must be a whole number"),
         ("pipedream", {"vertical_sync": "yes"}, "True or False"),
         ("interleaved", {"chunks": 10**9}, "at most 32767 chunks"),
-        ("wpipe", {"warmup": 10**9}, "multiple of 1000000000 x stages"),
+        ("wpipe", {"warmup": 10**9}, "multiple of 750000000 to 1000000000 x stages"),
     ],
 )
 def test_unknown_names_and_options_are_refused(name: str, options: dict[str, Any], words: str) -> None:

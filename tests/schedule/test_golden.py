@@ -18,6 +18,8 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("interleaved", 2, 4, {"chunks": 3}),
     ("2bw", 3, 6, {"warmup": 2}),
     ("wpipe", 2, 8, {"warmup": 2}),
+    ("2bw", 2, 2, {"warmup": 2}),
+    ("wpipe", 2, 2, {"warmup": 2}),
     ("wpipe", 1, 2, {}),
 ]
 

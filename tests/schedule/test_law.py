@@ -49,18 +49,21 @@ def test_vertical_sync_reads_one_version_on_all_stages() -> None:
             assert step.minibatch - step.version == stages - 1
 
 
-def test_2bw_is_one_update_late_everywhere() -> None:
-    for stages, microbatches in SIZES:
-        if microbatches >= stages:
-            for _, _, step in reads(weft.schedule("2bw", stages=stages, microbatches=microbatches)):
+@pytest.mark.parametrize("warmup", [1, 2])
+def test_2bw_is_one_update_late_everywhere(warmup: int) -> None:
+    for stages, microbatches in [*SIZES, *((stages, 2 * (stages - 1)) for stages in range(2, 9))]:
+        if microbatches >= max(stages, warmup * (stages - 1)):
+            schedule = weft.schedule("2bw", stages=stages, microbatches=microbatches, warmup=warmup)
+            for _, _, step in reads(schedule):
                 assert step.minibatch - step.version == 1
 
 
 @pytest.mark.parametrize("warmup", [1, 2])
 def test_wpipe_is_one_update_late_in_its_first_group_only(warmup: int) -> None:
     for stages in range(1, 17):
-        for times in (1, 2):
-            schedule = weft.schedule("wpipe", stages=stages, microbatches=times * warmup * stages, warmup=warmup)
+        fewest = stages if stages <= 2 else warmup * stages
+        for times in (1, 2, 3):
+            schedule = weft.schedule("wpipe", stages=stages, microbatches=times * fewest, warmup=warmup)
             for chunk, _, step in reads(schedule):
                 assert step.minibatch - step.version == (1 if chunk < stages else 0)
 

@@ -47,11 +47,11 @@ def two_buffered(stages: int, microbatches: int, *, warmup: int = 1, predict: Ve
     makes up for the delay instead of stashing versions.
     """
     check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
-    ahead = warmup * (stages - 1)
-    if microbatches < ahead + 1:
+    least = max(stages, warmup * (stages - 1))  # else forwards run ahead of the update that makes their version
+    if microbatches < least:
         raise WeftError(
-            f"2bw needs {ahead + 1} or more micro-batches for two weight versions to be enough "
-            f"(microbatches: {microbatches}, stages: {stages}, warmup: {warmup}); use {ahead + 1}"
+            f"2bw needs {least} or more micro-batches for two weight versions to be enough "
+            f"(microbatches: {microbatches}, stages: {stages}, warmup: {warmup}); use {least}"
         )
     options: dict[str, object] = {"warmup": warmup} if warmup != 1 else {}
     weights = Weights(delay=1)

@@ -24,18 +24,15 @@ from weft.schedule.weights import Versions, Weights, predicting_weights
 
 
 def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions | None = None) -> Schedule:
-    """`warmup=2` sends rounds of `2p` micro-batches and twice the forwards ahead: it hides a hop's time.
+    """`warmup=2` sends turns of `2p` micro-batches and twice the forwards ahead: it hides a hop's time.
+
+    On two ranks turns of `p` do, where `2p` would not come out even; they hide two thirds of that.
 
     `predict` makes up for G0's one update of delay; G1 has none.
     """
     check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
     check_work(stages=stages, microbatches=microbatches, chunks=2 * stages)
-    turn = warmup * stages  # micro-batches that go through one group before the other has its turn
-    if microbatches % turn:
-        raise WeftError(
-            f"wpipe needs microbatches to be a multiple of {'' if warmup == 1 else f'{warmup} x '}stages "
-            f"(microbatches: {microbatches}, stages: {stages}); use {multiples(microbatches, turn)}"
-        )
+    turn = _turn(stages, microbatches, warmup)
     step = np.arange(2 * microbatches)
 
     def stream(rank: int) -> Rows:
@@ -53,6 +50,23 @@ def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions 
         streams=map(stream, range(stages)),
         weights=Weights(delay=(1,) * stages + (0,) * stages) if predict is None else predicting_weights(predict),
         options=({"warmup": warmup} if warmup != 1 else {}) | ({"predict": predict} if predict is not None else {}),
+    )
+
+
+def _turn(stages: int, microbatches: int, warmup: int) -> int:
+    """How many micro-batches go through one group before the other has its turn.
+
+    `warmup` rounds of `stages`; fewer where these don't come out even, but no less than the forwards ahead, or those
+    of G1 would not find its update.
+    """
+    least = max(1, -(-warmup * (stages - 1) // stages))
+    for rounds in range(min(warmup, microbatches // stages), least - 1, -1):
+        if microbatches % (rounds * stages) == 0:
+            return rounds * stages
+    times = "" if least == 1 else f"{warmup} x " if least == warmup else f"{least} to {warmup} x "
+    raise WeftError(
+        f"wpipe needs microbatches to be a multiple of {times}stages (microbatches: {microbatches}, stages: {stages}); "
+        f"use {multiples(microbatches, least * stages)}"
     )
 
 
