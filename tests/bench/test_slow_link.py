@@ -141,6 +141,13 @@ def test_a_link_that_does_not_carry_its_rate_and_a_wide_spread_are_told() -> Non
     assert spread.startswith("weft wpipe, m = 2: its slowdown at 100 Mbit/s is unsteady")
 
 
+def test_a_share_that_is_unsteady_is_told_instead_of_judged() -> None:
+    results = _results(**GOOD)
+    for number, seconds in enumerate((0.052, 0.062, 0.080)):
+        results["rounds"][number][2]["100 Mbit/s"]["seconds"] = seconds
+    assert any("what it hides at 100 Mbit/s is unsteady, 0.92 (" in line for line in missed(results))
+
+
 def test_whoever_can_not_have_these_sizes_is_left_out_with_the_reason() -> None:
     form = slow_link.Form(**(vars(QUICK) | {"microbatches": (3,)}))
     keys, left_out = slow_link._fitting(form)
