@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import weft
-from benchmarks.runtime.run import BATCH, LAYERS, TOKENS, WIDTH, transformer
 from benchmarks.writing import environment, spread, write
+from weft.bench.layers import TASKS
 
 README = Path(__file__).parent / "README.md"
 EXACT, PUBLISHED = {"versions": "exact"}, {"versions": "published"}
@@ -232,8 +232,8 @@ PAIRS = [  # with, and without
 
 def throughput(optimizer: str, rounds: int) -> list[list[tuple[float, float, float]]]:
     """Of each pair, in each round: the seconds of a window of the plain one, of the other, of the plain one again."""
-    batch = torch.randn(BATCH * MICROBATCHES, TOKENS, WIDTH)
-    pipes = {run: run.pipe(transformer(LAYERS), optimizer) for pair in PAIRS for run in pair}
+    batch, _ = TASKS["transformer"].batch(MICROBATCHES)
+    pipes = {run: run.pipe(TASKS["transformer"].model(), optimizer) for pair in PAIRS for run in pair}
 
     def seconds(run: Run) -> float:
         pipes[run].step(batch, batch)  # until the pipeline is full

@@ -1,0 +1,160 @@
+"""What people would use instead: torch.distributed.pipelining, DDP, FSDP2, and DeepSpeed's pipeline where it is there.
+
+Each has the same model, mini-batch, optimizer and number of ranks as weft's pipelines. Data parallel ones take half of
+a mini-batch's micro-batches on each of two ranks and exchange gradients once, with the last one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from weft.bench.contender import Contender
+from weft.bench.layers import Task, optimizer
+from weft.errors import WeftError
+
+
+class Peer(NamedTuple):
+    """A schedule of torch.distributed.pipelining."""
+
+    kind: Any
+    placed: str  # stages of a rank: one, two in a loop, or two in the shape of a V
+    fewest: int = 1  # micro-batches a rank
+
+
+PIPELINES = {
+    "GPipe": Peer(pipelining.ScheduleGPipe, "one"),
+    "1F1B": Peer(pipelining.Schedule1F1B, "one"),
+    "LoopedBFS": Peer(pipelining.ScheduleLoopedBFS, "loop"),
+    "Interleaved1F1B": Peer(pipelining.ScheduleInterleaved1F1B, "loop"),
+    "InterleavedZeroBubble": Peer(pipelining.ScheduleInterleavedZeroBubble, "loop"),
+    "ZBVZeroBubble": Peer(pipelining.ScheduleZBVZeroBubble, "v"),
+    "DualPipeV": Peer(pipelining.ScheduleDualPipeV, "v", fewest=2),
+}
+
+
+def torch_pipeline(name: str, task: Task, microbatches: int) -> Contender:
+    """The model under a schedule of torch.distributed.pipelining."""
+    kind, placed, _ = PIPELINES[name]
+    rank, world = dist.get_rank(), dist.get_world_size()
+    held = {"one": [rank], "loop": [rank, world + rank], "v": [rank, 2 * world - 1 - rank]}[placed]
+    count = len(held) * world
+    model = task.model()
+    size = len(model) // count
+    parts = {number: model[number * size : (number + 1) * size] for number in held}  # keep the names of their layers
+    stages = [pipelining.PipelineStage(part, number, count, torch.device("cpu")) for number, part in parts.items()]
+    run = kind(stages if len(stages) > 1 else stages[0], microbatches, loss_fn=task.loss_fn)
+    weights = {name: one for part in parts.values() for name, one in part.named_parameters()}
+    update = optimizer(weights.values())
+    inputs, targets = task.batch(microbatches)
+    given = (inputs,) if 0 in held else ()
+    target: dict[str, Any] = {"target": targets, "losses": []} if count - 1 in held else {}
+
+    def step() -> None:
+        run.step(*given, **target)
+        update.step()
+        update.zero_grad()
+        if target:
+            target["losses"].clear()
+
+    return Contender(step=step, weights=lambda: weights)
+
+
+def ddp(task: Task, microbatches: int) -> Contender:
+    """DistributedDataParallel: all layers on every rank, gradients summed while the last backward runs."""
+    model = task.model()
+    parallel = DistributedDataParallel(model)
+
+    def synchronised(yes: bool) -> None:
+        parallel.require_backward_grad_sync = yes  # what no_sync() sets
+
+    return _data_parallel(task, microbatches, model, parallel, synchronised, lambda: dict(model.named_parameters()))
+
+
+def fsdp2(task: Task, microbatches: int) -> Contender:
+    """fully_shard: every layer's weights are gathered before its forward and its backward."""
+    model = task.model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    parallel: Any = fully_shard(model, mesh=mesh)
+
+    def gathered() -> dict[str, Tensor]:
+        parameters: dict[str, Any] = dict(model.named_parameters())
+        return {name: one.full_tensor() for name, one in parameters.items()}
+
+    return _data_parallel(task, microbatches, model, parallel, parallel.set_requires_gradient_sync, gathered)
+
+
+def _data_parallel(
+    task: Task,
+    microbatches: int,
+    model: nn.Module,
+    parallel: Callable[[Tensor], Tensor],
+    synchronised: Callable[[bool], None],
+    weights: Callable[[], Mapping[str, Tensor]],
+) -> Contender:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if microbatches % world:
+        raise WeftError(f"{microbatches} micro-batches can't be shared by {world} ranks; use a multiple")
+    mine = microbatches // world
+    inputs, targets = (one.chunk(world)[rank].chunk(mine) for one in task.batch(microbatches))
+    update = optimizer(model.parameters())
+
+    def step() -> None:
+        for number, (piece, target) in enumerate(zip(inputs, targets, strict=True)):
+            synchronised(number == mine - 1)
+            torch.autograd.backward([task.loss_fn(parallel(piece), target) / mine])
+        update.step()
+        update.zero_grad()
+
+    return Contender(step=step, weights=weights)
+
+
+def has_deepspeed() -> bool:
+    """Whether DeepSpeed is installed; it is optional."""
+    return importlib.util.find_spec("deepspeed") is not None
+
+
+def deepspeed_pipeline(task: Task, microbatches: int) -> Contender:
+    """DeepSpeed's PipelineEngine, which runs 1F1B."""
+    os.environ["DS_ACCELERATOR"] = "cpu"  # it would ask for a compiler to look for others
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    import deepspeed  # type: ignore[import-not-found, unused-ignore]
+    from deepspeed.pipe import PipelineModule  # type: ignore[import-not-found, unused-ignore]
+
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    model = task.model()
+    layers = list(model)
+    parts = PipelineModule(
+        layers=layers,
+        num_stages=dist.get_world_size(),
+        loss_fn=task.loss_fn,
+        partition_method="uniform",
+        activation_checkpoint_interval=0,
+    )
+    engine, *_ = deepspeed.initialize(
+        model=parts,
+        optimizer=optimizer(parts.parameters()),
+        config={
+            "train_micro_batch_size_per_gpu": task.samples,
+            "gradient_accumulation_steps": microbatches,
+            "steps_per_print": 10**9,
+        },
+    )
+    inputs, targets = task.batch(microbatches)
+    pieces = list(zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True))
+    return Contender(
+        step=lambda: engine.train_batch(data_iter=iter(pieces)), weights=lambda: dict(parts.named_parameters())
+    )
