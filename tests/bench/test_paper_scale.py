@@ -52,11 +52,11 @@ def kept_bytes(model: torch.nn.Module, value: object) -> int:
     return sum(storage.nbytes() for storage in seen.values())
 
 
-def test_bert_of_twelve_layers_has_the_published_110_million_parameters():
+def test_bert_of_twelve_layers_has_the_published_110_million_parameters() -> None:
     assert sum(one.parameters for one in shapes.bert(12)) == pytest.approx(110e6, rel=0.01)
 
 
-def test_a_layer_of_bert_computes_and_keeps_what_the_model_does():
+def test_a_layer_of_bert_computes_and_keeps_what_the_model_does() -> None:
     found, model = shapes.bert_layer(width=64, heads=4, sequence=SEQUENCE, mask=1.0), layer()
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     with FlopCounterMode(display=False) as counter:
@@ -65,7 +65,7 @@ def test_a_layer_of_bert_computes_and_keeps_what_the_model_does():
     assert 3 * 4 * found.kept == pytest.approx(kept_bytes(model, hidden(3)), rel=0.1)
 
 
-def test_resnext_50_computes_and_holds_what_the_model_does():
+def test_resnext_50_computes_and_holds_what_the_model_does() -> None:
     layers = shapes.resnext(shapes.BLOCKS[50])
     options = ResNet(name="resnext50_32x4d", size="full").resolved()
     with torch.device("meta"):
@@ -76,7 +76,7 @@ def test_resnext_50_computes_and_holds_what_the_model_does():
     assert sum(one.flops for one in layers) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
-def test_a_bottleneck_keeps_what_the_model_does():
+def test_a_bottleneck_keeps_what_the_model_does() -> None:
     options = ResNet(name="resnext50_32x4d", size="full").resolved()
     model = build_resnet(options, images(32))
     block = model.get_submodule("stage1_block2")
@@ -85,7 +85,7 @@ def test_a_bottleneck_keeps_what_the_model_does():
     assert 2 * 4 * (found.kept + 256 * 64) == pytest.approx(kept_bytes(block, image), rel=0.1)  # its own output too
 
 
-def test_chunks_are_cut_evenly_and_hold_all_layers():
+def test_chunks_are_cut_evenly_and_hold_all_layers() -> None:
     layers = shapes.layers_of("bert-96")
     for stages, groups in ((8, 1), (8, 2), (2, 2)):
         parts = shapes.cut(layers, stages, groups)
@@ -93,7 +93,7 @@ def test_chunks_are_cut_evenly_and_hold_all_layers():
         assert {sum(1 for one in part if one.flops) for part in parts} == {96 // stages // groups}
 
 
-def test_memory_of_2bw_by_hand():
+def test_memory_of_2bw_by_hand() -> None:
     cell = Cell(model="bert-96", method="2bw", depth=8, width=1, batch=64, recompute=False)
     found = run(cell, Assumed())
     one, embedding = shapes.bert_layer(), shapes.layers_of("bert-96")[0]
@@ -104,7 +104,7 @@ def test_memory_of_2bw_by_hand():
     assert found["fits"]
 
 
-def test_time_of_2bw_by_hand():
+def test_time_of_2bw_by_hand() -> None:
     cell = Cell(model="bert-96", method="2bw", depth=2, width=4, batch=512, recompute=True)
     found, device, one = run(cell, Assumed()), Device(), shapes.bert_layer()
     compute = 2 * 4 * 48 * one.flops * (64 + device.half_at) / (0.7 * 15.7e12)  # m x (F + F again + 2 F)
@@ -114,7 +114,7 @@ def test_time_of_2bw_by_hand():
     assert ring_seconds(4e9, 4, bandwidth=1e9, latency=0.0) == pytest.approx(6.0)
 
 
-def test_recompute_halves_what_wpipe_holds_beside_2bw_and_layer_by_layer_does_not():
+def test_recompute_halves_what_wpipe_holds_beside_2bw_and_layer_by_layer_does_not() -> None:
     wpipe = Cell(model="bert-96", method="wpipe", depth=2, width=4, batch=256, recompute=True)
     ratios = []
     for assumed in (Assumed(), Assumed(recompute="layer")):
@@ -123,14 +123,14 @@ def test_recompute_halves_what_wpipe_holds_beside_2bw_and_layer_by_layer_does_no
     assert ratios[0] < 0.64 < 0.75 < ratios[1]
 
 
-def test_small_batches_have_fewer_micro_batches_where_the_method_allows_it():
+def test_small_batches_have_fewer_micro_batches_where_the_method_allows_it() -> None:
     cell = Cell(model="bert-96", method="gpipe", depth=8, width=1, batch=2, recompute=False)
     assert microbatches_of(cell, Assumed()) == 2
     assert microbatches_of(dataclasses.replace(cell, method="wpipe"), Assumed()) == 0
     assert microbatches_of(dataclasses.replace(cell, width=4), Assumed()) == 0
 
 
-def test_the_best_of_each_is_compared():
+def test_the_best_of_each_is_compared() -> None:
     def cell(method: str, batch: int, recompute: bool, throughput: float, gb: float) -> dict[str, object]:
         at = {"depth": 8, "width": 1, "method": method, "batch": batch, "recompute": recompute}
         return at | {"throughput": throughput, "total_gb": gb, "fits": gb <= 16}
@@ -144,7 +144,7 @@ def test_the_best_of_each_is_compared():
     assert found["memory"]["least_at"] == "(8,1) batch 64, recompute"
 
 
-def test_the_quick_form_makes_every_table_and_picture():
+def test_the_quick_form_makes_every_table_and_picture() -> None:
     results = paper_scale.measure(quick=True, keep=Keep())
     assert paper_scale.tables(results).keys() == {"best", "memory", "idle", "assumptions"}
     assert paper_scale.plots(results).keys() == {"throughput.svg", "memory.svg", "idle.svg"}
