@@ -6,9 +6,11 @@ a mini-batch's micro-batches on each of two ranks and exchange gradients once, w
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -134,25 +136,26 @@ def deepspeed_pipeline(task: Task, microbatches: int) -> Contender:
     import deepspeed  # type: ignore[import-not-found, unused-ignore]
     from deepspeed.pipe import PipelineModule  # type: ignore[import-not-found, unused-ignore]
 
+    known = deepspeed.ops.__compatible_ops__
+    known.update(dict.fromkeys(known, False))  # else it compiles an all-reduce, which a pipeline alone does not need
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    model = task.model()
-    layers = list(model)
-    parts = PipelineModule(
-        layers=layers,
-        num_stages=dist.get_world_size(),
-        loss_fn=task.loss_fn,
-        partition_method="uniform",
-        activation_checkpoint_interval=0,
-    )
-    engine, *_ = deepspeed.initialize(
-        model=parts,
-        optimizer=optimizer(parts.parameters()),
-        config={
-            "train_micro_batch_size_per_gpu": task.samples,
-            "gradient_accumulation_steps": microbatches,
-            "steps_per_print": 10**9,
-        },
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # it tells what it does, and a benchmark's output is its own
+        parts = PipelineModule(
+            layers=list(task.model()),
+            num_stages=dist.get_world_size(),
+            loss_fn=task.loss_fn,
+            partition_method="uniform",
+            activation_checkpoint_interval=0,
+        )
+        engine, *_ = deepspeed.initialize(
+            model=parts,
+            optimizer=optimizer(parts.parameters()),
+            config={
+                "train_micro_batch_size_per_gpu": task.samples,
+                "gradient_accumulation_steps": microbatches,
+                "steps_per_print": 10**9,
+            },
+        )
     inputs, targets = task.batch(microbatches)
     pieces = list(zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True))
     return Contender(
