@@ -153,6 +153,7 @@ def deepspeed_pipeline(task: Task, microbatches: int) -> Contender:
             config={
                 "train_micro_batch_size_per_gpu": task.samples,
                 "gradient_accumulation_steps": microbatches,
+                "gradient_clipping": 0.0,  # by default it clips at 1, and computes something else
                 "steps_per_print": 10**9,
             },
         )
