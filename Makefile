@@ -11,7 +11,7 @@ test: .venv/ready ## lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 format: .venv/ready ## put the code into its form
 	$(BIN)/ruff check --fix .

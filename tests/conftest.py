@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,36 @@ settings.register_profile(
     "weft", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 settings.load_profile("weft")
+
+# Files that take longest, which begin first: one that came last would leave the other cores with nothing to do. (`make
+# test` tells xdist to keep this order.)
+LONGEST = (
+    "train/test_processes.py",
+    "train/test_examples.py",
+    "runtime/test_failures.py",
+    "runtime/test_launch.py",
+    "test_docs.py",
+    "runtime/test_law.py",
+    "runtime/test_law_prediction.py",
+    "runtime/test_law_processes.py",
+    "runtime/test_real_ranks.py",
+    "runtime/test_law_prediction_worth.py",
+    "test_readme.py",
+    "simulate/test_scale.py",
+    "simulate/test_simulation.py",
+    "simulate/test_figures.py",
+    "train/test_compare.py",
+    "train/test_loop.py",
+    "runtime/test_meters.py",
+    "runtime/test_resume.py",
+)
+HERE = Path(__file__).parent
+PLACES = {HERE / name: place for place, name in enumerate(LONGEST)}
+assert all(path.is_file() for path in PLACES), f"LONGEST names no file: {[p for p in PLACES if not p.is_file()]}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: PLACES.get(item.path, len(PLACES)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

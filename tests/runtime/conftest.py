@@ -1,5 +1,6 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,20 @@ def starter() -> Iterator[Starter]:
         yield one
     finally:
         one.end()
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Callable[..., Any]:
+    """`weft.launch` without the seconds that new interpreters take to import torch; see `Scripts.launch`."""
+
+    def launched(fn: Callable[..., Any], *args: Any, ranks: int) -> Any:
+        scripts = Scripts(tmp_path_factory.mktemp("launched"), starter)
+        try:
+            return scripts.launch(fn, *args, ranks=ranks)
+        finally:
+            scripts.end()
+
+    return launched
 
 
 @pytest.fixture

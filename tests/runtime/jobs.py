@@ -21,7 +21,7 @@ from weft.errors import PeerError, RunError, WeftError
 from weft.runtime import stacks
 from weft.runtime.launch import launch
 
-DEADLINE = 120.0  # seconds, for whatever a test waits for
+DEADLINE = 300.0  # seconds, for whatever a test waits for
 
 
 # For all scripts

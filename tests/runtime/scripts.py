@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from typing import Any
 from tests.runtime.jobs import DEADLINE, eventually
 
 SOON = 10.0  # seconds; weft means 2, a busy machine may take longer
+PATIENCE = 900.0  # seconds, for what computes for half a minute where nothing else does
 MARK = "WEFT_TEST_MARK"
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -43,9 +46,9 @@ class Starter:
         command = [sys.executable, str(HERE / "starter.py")]
         self.process = subprocess.Popen(command, env=clean, stdin=subprocess.PIPE, text=True)
 
-    def start(self, **order: Any) -> None:
+    def start(self, *, calls: bool = False, **order: Any) -> None:
         assert self.process.stdin is not None
-        print(json.dumps(order), file=self.process.stdin, flush=True)
+        print(json.dumps({"calls": calls, **order}), file=self.process.stdin, flush=True)
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -64,8 +67,8 @@ class Script:
         code = _read(self._ended)
         return int(code) if code else None
 
-    def wait(self) -> int:
-        eventually(lambda: self.poll() is not None)
+    def wait(self, seconds: float = DEADLINE) -> int:
+        eventually(lambda: self.poll() is not None, seconds)
         return int(_read(self._ended))
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -107,6 +110,22 @@ class Scripts:
         )
         self.script = Script(self.folder)
         return self.script
+
+    def launch(self, fn: Callable[..., Any], *args: Any, ranks: int) -> list[Any]:
+        """`weft.launch`, on ranks that are forked from a process which has torch loaded.
+
+        For tests of what ranks do; how they begin and end is tested with new interpreters (test_launch.py).
+        """
+        assert self.script is None, "one script a folder"
+        (self.folder / "call").write_bytes(pickle.dumps((fn, args, ranks)))
+        environment = {**self.environment, "PYTHONPATH": str(ROOT)}
+        self.starter.start(calls=True, folder=str(self.folder), root=str(ROOT), environment=environment)
+        self.script = Script(self.folder)
+        self.script.wait(PATIENCE)
+        done = self.finish(self.script)
+        assert done.code == 0, done.err
+        results: list[Any] = pickle.loads((self.folder / "result").read_bytes())
+        return results
 
     def finish(self, script: Script) -> Done:
         """Wait for its end and for that of all it has started; nothing may be left in the temporary folder either."""

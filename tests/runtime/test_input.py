@@ -6,7 +6,6 @@ import collections
 import math
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -475,12 +474,10 @@ def on_two_ranks(cases: list[str]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, list[tuple[str, str]]]:
+def told(launch: Callable[..., list[Any]]) -> dict[str, list[tuple[str, str]]]:
     """By case: what both ranks say."""
     cases = [*EVERYWHERE, *FIRST_HAND]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import this file from where we stand
-        ranks = weft.launch(on_two_ranks, cases, ranks=2)
+    ranks = launch(on_two_ranks, cases, ranks=2)
     return dict(zip(cases, map(list, zip(*ranks, strict=True)), strict=True))
 
 

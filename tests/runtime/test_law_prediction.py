@@ -5,9 +5,10 @@ replicas), to 1e-6 of the largest weight.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,8 +32,6 @@ from tests.runtime.prediction_oracle import (
     direction,
 )
 from torch import nn
-
-import weft
 
 # the table
 
@@ -233,11 +232,9 @@ LAUNCHED = [
 
 
 @pytest.fixture(scope="module")
-def launched() -> list[list[Run]]:
+def launched(launch: Callable[..., list[Any]]) -> list[list[Run]]:
     """Of every case, its run on each rank."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
-        by_rank = weft.launch(train_all, LAUNCHED, ranks=2)
+    by_rank = launch(train_all, LAUNCHED, ranks=2)
     return list(map(list, zip(*by_rank, strict=True)))
 
 

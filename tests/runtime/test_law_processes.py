@@ -6,12 +6,10 @@ Starting ranks costs seconds and a case milliseconds, so one launch runs all cas
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runtime.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, Run, check_law, train_all
-
-import weft
 
 UPDATES = 8  # the longest delay is of three
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]
@@ -53,17 +51,15 @@ def cases(ranks: int) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def launched() -> Callable[[int], list[list[Run]]]:
+def launched(launch: Callable[..., list[Any]]) -> Callable[[int], list[list[Run]]]:
     """Of every case on so many ranks, its run on each of them; a launch that fails is not tried again."""
 
     @cache
-    def launch(ranks: int) -> list[list[Run]]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
-            by_rank = weft.launch(train_all, cases(ranks), ranks=ranks)
+    def run(ranks: int) -> list[list[Run]]:
+        by_rank = launch(train_all, cases(ranks), ranks=ranks)
         return list(map(list, zip(*by_rank, strict=True)))
 
-    return launch
+    return run
 
 
 @pytest.mark.parametrize(

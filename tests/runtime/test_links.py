@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import weft
 from weft.errors import PeerError
 from weft.runtime.buffers import ALIGNMENT, Pool, aligned
 from weft.runtime.links import FIRST, MOST_DESCRIPTIONS, Incoming, Lost, Outgoing
@@ -389,10 +387,8 @@ def run_cases() -> dict[str, tuple[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def exchanged() -> Exchanged:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
-        return weft.launch(run_cases, ranks=2)
+def exchanged(launch: Callable[..., list[Any]]) -> Exchanged:
+    return launch(run_cases, ranks=2)
 
 
 def results(exchanged: Exchanged, name: str) -> list[Any]:

@@ -10,10 +10,9 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -407,11 +406,9 @@ def measure() -> list[Measured]:
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[list[Measured]]:
+def measured(launch: Callable[..., list[Any]]) -> list[list[Measured]]:
     """By rank, then by case."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import these tests from where we stand
-        return weft.launch(measure, ranks=2)
+    return launch(measure, ranks=2)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[" ".join([name, *options]) for name, options in CASES])

@@ -6,8 +6,8 @@ over four of them is exact, whether it is taken before the backward (weft) or af
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,10 +114,8 @@ def on_two_ranks() -> dict[str, tuple[Ran, Ran]]:
 
 
 @pytest.fixture(scope="module")
-def ran() -> list[dict[str, tuple[Ran, Ran]]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import this file from where we stand
-        return weft.launch(on_two_ranks, ranks=2)
+def ran(launch: Callable[..., list[Any]]) -> list[dict[str, tuple[Ran, Ran]]]:
+    return launch(on_two_ranks, ranks=2)
 
 
 def together(ranks: list[dict[str, tuple[Ran, Ran]]], name: str, which: int) -> Ran:

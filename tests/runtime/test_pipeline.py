@@ -1,8 +1,7 @@
 """What chunks hand over: any nest, any shape, skip connections; measured by plain training (`plain.py`)."""
 
 import itertools
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -28,8 +27,6 @@ from tests.runtime.plain import (
 )
 from torch import Tensor, nn
 from torch.nn import functional
-
-import weft
 
 # Plain training
 
@@ -456,10 +453,9 @@ def on_two_ranks() -> dict[str, dict[str, Tensor]]:
     return states
 
 
-def test_real_ranks_bear_what_virtual_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_ranks_bear_what_virtual_ones_do(launch: Callable[..., list[Any]]) -> None:
     """Messages that grow, shrink and alternate, of all kinds and dtypes, laid out in any way: to the bit, on every
     rank. (What else real ranks do like virtual ones is in `test_real_ranks.py`.)"""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import this file from where we stand
     virtual = on_two_ranks()
-    for real in weft.launch(on_two_ranks, ranks=2):
+    for real in launch(on_two_ranks, ranks=2):
         assert {name: differing(real[name], state) for name, state in virtual.items()} == {name: [] for name in virtual}

@@ -319,16 +319,14 @@ def cases_for(ranks: int) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def launched() -> Callable[[int], list[dict[str, Any]]]:
+def launched(launch: Callable[..., list[Any]]) -> Callable[[int], list[dict[str, Any]]]:
     """What so many real ranks had to say; a launch that fails is not tried again."""
 
     @cache
-    def launch(ranks: int) -> list[dict[str, Any]]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(ROOT)  # ranks import these tests from where we stand
-            return weft.launch(run_all, cases_for(ranks), ranks=ranks)
+    def run(ranks: int) -> list[dict[str, Any]]:
+        return launch(run_all, cases_for(ranks), ranks=ranks)
 
-    return launch
+    return run
 
 
 @cache

@@ -410,9 +410,8 @@ def refusal(work: Callable[[], Any]) -> str:
 REAL = Case(schedule="wpipe", model="transformer", lr_scheduler="cosine")
 
 
-def test_real_ranks_save_what_virtual_ones_go_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT)
-    one, other = weft.launch(on_two_ranks, str(tmp_path), ranks=2)
+def test_real_ranks_save_what_virtual_ones_go_on_from(tmp_path: Path, launch: Callable[..., list[Any]]) -> None:
+    one, other = launch(on_two_ranks, str(tmp_path), ranks=2)
     assert one == other
     assert one["same"]
     assert one["extra"] == ["rank", 0]

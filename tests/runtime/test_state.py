@@ -1,8 +1,7 @@
 """The state of a pipeline is the plain model's: its names, its tensors, tied ones tied; and it can be given back."""
 
 import copy
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -352,10 +351,9 @@ def on_two_ranks(schedules: list[str]) -> list[tuple[State, State, State]]:
     return found
 
 
-def test_every_real_rank_has_the_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import this file from where we stand
+def test_every_real_rank_has_the_whole_state(launch: Callable[..., list[Any]]) -> None:
     schedules = ["1f1b", "wpipe"]
     virtual = on_two_ranks(schedules)
-    for real in weft.launch(on_two_ranks, schedules, ranks=2):
+    for real in launch(on_two_ranks, schedules, ranks=2):
         for mine, expected in zip(real, virtual, strict=True):
             assert all(map(equal, mine, expected))

@@ -48,7 +48,7 @@ def start(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout: float = 400) -> tuple[int, str, str]:
     """Its exit code, output and errors; it is killed if it takes too long."""
     try:
         out, err = process.communicate(timeout=timeout)
