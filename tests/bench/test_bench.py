@@ -118,9 +118,36 @@ def test_rendering_measures_nothing_and_fills_pages(folder: Path, monkeypatch: p
     assert "old" not in page
     assert page.startswith("before\n")
     assert page.endswith("\nafter\n")
-    assert main(["bench", "throughput", "--render", "--quick"]) == 2
+    assert main(["bench", "throughput", "--render", "--page", "nowhere.md"]) == 2
+    assert main(["bench", "many-stages", "--render", "-o", str(folder)]) == 2
     (folder / "results.json").unlink()
     assert main(["bench", "throughput", "--render"]) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--render", "--quick"],
+        ["--render", "--resume"],
+        ["--quick", "--resume"],
+        ["--resume", "--overwrite"],
+        ["--quick", "--page", "page.md"],
+        ["--page", "page.md"],
+        ["-o", "file"],
+        ["--quick", "-o", "whole"],
+    ],
+)
+def test_what_can_not_be_done_is_refused_before_anything_is_measured(
+    options: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("")
+    Path("page.md").write_text("no mark")
+    assert main(["bench", "throughput", "-o", "whole"]) == 0
+    monkeypatch.setattr(command, "module_of", lambda name: fake(measure=None))
+    capsys.readouterr()
+    assert main(["bench", "throughput", *options]) == 2
+    assert capsys.readouterr().err.startswith("weft: ")
+    assert not folder.exists()
 
 
 def test_an_unknown_name_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +167,9 @@ def test_kept_parts_survive_half_a_line_but_no_other_form(tmp_path: Path) -> Non
     assert Keep(path, form={"sources": "a"}, resume=True)("two", lambda: None) == 3
     with pytest.raises(WeftError, match="another form"):
         Keep(path, form={"sources": "b"}, resume=True)
+    path.write_text("")
+    with pytest.raises(WeftError, match="another form"):
+        Keep(path, form={"sources": "a"}, resume=True)
 
 
 def test_kept_parts_that_are_damaged_are_refused(tmp_path: Path) -> None:

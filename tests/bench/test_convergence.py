@@ -74,7 +74,7 @@ def results_of(losses: dict[str, list[float | None]]) -> dict[str, Any]:
         for seed, loss in enumerate(some)
     ]
     study = {"title": "a text", "updates": 20, "batch": 4, "evaluated": 10}
-    sweeps = {f"text, {optimizer}": {"0.1": 1.0, "0.2": None} for optimizer in ("sgd", "adamw")}
+    sweeps = {f"text, {optimizer}": {"0.05": 2.0, "0.1": 1.0, "0.2": None} for optimizer in ("sgd", "adamw")}
     return {"studies": {"text": study}, "sweeps": sweeps, "runs": runs, "environment": "a machine"}
 
 
@@ -104,6 +104,21 @@ def test_verdicts_follow_from_the_noise_of_seeds() -> None:
     assert "0.2: diverged" in shown["rates"]
 
 
+def test_tables_and_pictures_of_the_whole_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every method runs on every number of ranks with every optimizer."""
+    monkeypatch.chdir(tmp_path)
+    results = results_of({})
+    results["runs"] = [
+        vars(run) | {"loss": 1.0 + run.seed / 10, "metric": 0.5, "curve": [2.0, 1.0]}
+        for optimizer in ("sgd", "adamw")
+        for run in comparisons("text", STUDIES["text"], optimizer, 0.1, quick=False)
+    ]
+    assert "| wpipe, p = 8 |  |  |  |  | 1.100 ± 0.100 | 50.0 ± 0.0 % |" in tables(results)["text"]
+    assert "wpipe, p = 8" in plots(results)["differences.svg"]
+    results["sweeps"]["text, sgd"] = {"0.1": 2.0, "0.2": 1.0}
+    assert missed(results) == ["text, sgd: the best rate is at the edge of the sweep"]
+
+
 def test_pictures_are_made_of_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where no throughput was measured
     pictures = plots(results_of({"wpipe": [1.05, 1.15, 1.25]}))
@@ -111,7 +126,7 @@ def test_pictures_are_made_of_the_figures(tmp_path: Path, monkeypatch: pytest.Mo
     assert all("wpipe" in picture and picture.startswith("<svg") for picture in pictures.values())
 
 
-def test_the_quick_form_trains_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_form_trains_every_method() -> None:
     """Data parallelism is synchronous training, to the rounding of sums; nothing else is."""
     results = measure(quick=True, keep=Keep())
     found = {(one.method, one.optimizer): one for one in cells(results)}

@@ -55,6 +55,10 @@ BENCHMARKS = {
 }
 
 
+SHARED = ("contender", "layers", "paced", "peers", "schedules")  # modules that several benchmarks measure with
+READING = ("pages.py", "report.py", "verdicts.py")  # files that measure nothing
+
+
 def module_of(name: str) -> Module:
     """The module of a benchmark of the catalog."""
     if name not in BENCHMARKS:
@@ -63,9 +67,12 @@ def module_of(name: str) -> Module:
 
 
 def digest(name: str) -> str:
-    """Of the sources of a benchmark alone, so that parts of one form are never put together with those of another."""
-    home = Path(__file__).parent / _module(name).rpartition(".")[2]
+    """Of all sources that measure, so that parts of one form are never put together with those of another."""
+    here = Path(__file__).parent
+    home = here / _module(name).rpartition(".")[2]
     sources = sorted(home.glob("*.py")) if home.is_dir() else [home.with_suffix(".py")]
+    sources = [source for source in sources if source.name not in READING]
+    sources += [here / f"{shared}.py" for shared in SHARED]
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 

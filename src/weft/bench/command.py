@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
-import time
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +27,57 @@ def bench(arguments: Namespace) -> None:
             print_table(("benchmark", "takes", ""), [(n, one.takes, one.about) for n, one in BENCHMARKS.items()])
         return
     module = module_of(name)
-    if arguments.render and (arguments.quick or arguments.resume):
-        raise WeftError("--render makes tables and pictures of results that are there; leave --quick and --resume out")
-    folder = _folder(arguments)
-    results = _read(folder) if arguments.render else _measured(arguments, module, folder)
+    folder, pages = Path(arguments.output or Path("benchmarks") / name), [Path(page) for page in arguments.page]
+    _check(arguments, folder, pages)
+    results = _read(name, folder) if arguments.render else _measured(arguments, module, folder)
     if not arguments.quick or arguments.output is not None:
-        write(name, module, results, folder, pages=[Path(page) for page in arguments.page])
+        write(name, module, results, folder, pages=pages)
     if arguments.json:
         print(json.dumps(results, indent=2, allow_nan=False))
     else:
         print("\n\n".join(module.tables(results).values()))
-    if missed := module.missed(results):
+    if not arguments.quick and (missed := module.missed(results)):  # a quick form has no targets
         raise RunError(f"{name}: {len(missed)} missed or too unsteady to tell:\n" + "\n".join(missed))
 
 
-def write(name: str, module: Module, results: Results, folder: Path, *, pages: list[Path] = []) -> None:  # noqa: B006
+def _check(arguments: Namespace, folder: Path, pages: Sequence[Path]) -> None:
+    """Refuse, before anything is measured, what can't be done afterwards."""
+    name, given = arguments.benchmark, vars(arguments)
+    for one, other in (
+        ("render", "quick"),
+        ("render", "resume"),
+        ("render", "overwrite"),
+        ("quick", "resume"),
+        ("quick", "overwrite"),
+        ("resume", "overwrite"),
+    ):
+        if given[one] and given[other]:
+            raise WeftError(f"--{one} and --{other} exclude each other; leave one of them out")
+    if folder.exists() and not folder.is_dir():
+        raise WeftError(f"-o takes a folder ({folder} is a file); name another place")
+    if arguments.quick and arguments.output is None and pages:
+        raise WeftError(
+            "--page shows what was written, and --quick writes with -o FOLDER only; give -o, or leave --page out"
+        )
+    if arguments.quick and arguments.output is not None and _form(folder) == "whole":
+        raise WeftError(f"{folder} holds the results of a whole run, which --quick would replace; name another folder")
+    for page in pages:
+        if not page.is_file() or f"<!-- table {name}/" not in page.read_text(encoding="utf-8"):
+            raise WeftError(
+                f"--page takes a page with a place for a table of {name}: {mark(f'{name}/TABLE')} (got {page})"
+            )
+
+
+def write(name: str, module: Module, results: Results, folder: Path, *, pages: Sequence[Path] = ()) -> None:
     """Everything that a folder shows of its results; `pages` are others that show some of its tables."""
-    write_text(folder / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
-    for file, picture in module.plots(results).items():
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_results(folder, results)
+    pictures, tables = module.plots(results), module.tables(results)
+    for file, picture in pictures.items():
         write_text(folder / file, picture)
-    tables = module.tables(results)
     readme = folder / "README.md"
     if not readme.exists():
-        write_text(readme, _blank(name, tables, list(module.plots(results))))
+        write_text(readme, _blank(name, tables, list(pictures)))
     page = readme.read_text(encoding="utf-8")
     for table, text in tables.items():
         page = put(page, table, text)
@@ -65,46 +92,48 @@ def write(name: str, module: Module, results: Results, folder: Path, *, pages: l
 
 def _measured(arguments: Namespace, module: Module, folder: Path) -> dict[str, Any]:
     name, partial = arguments.benchmark, folder / PARTIAL
-    keep = Keep()
-    if not arguments.quick:
-        if arguments.resume and not partial.exists():
-            raise WeftError(f"{partial} is not there, so there is nothing to go on with; leave --resume out")
-        if partial.exists() and not arguments.resume and not arguments.overwrite:
-            raise WeftError(
-                f"{partial} is of a run that did not end; go on with --resume, or begin anew with --overwrite"
-            )
-        keep = Keep(partial, form={"benchmark": name, "sources": digest(name)}, resume=arguments.resume)
-        keep.say(f"{name}: {BENCHMARKS[name].about}; takes {BENCHMARKS[name].takes}, and goes on with --resume")
-    begin = time.monotonic()
-    results = module.measure(quick=arguments.quick, keep=keep)
     about = {
         "benchmark": name,
         "form": "quick" if arguments.quick else "whole",
         "environment": environment("torch"),
-        "seconds": round(time.monotonic() - begin),
     }
-    if not arguments.quick:
-        write_text(folder / "results.json", json.dumps(about | results, indent=1, allow_nan=False) + "\n")
-        partial.unlink()
-    return about | results
-
-
-def _folder(arguments: Namespace) -> Path:
-    if arguments.quick and arguments.output is None:
-        return Path(tempfile.gettempdir())  # nothing is written
-    folder = Path(arguments.output or Path("benchmarks") / arguments.benchmark)
+    if arguments.quick:
+        return about | module.measure(quick=True, keep=Keep())
+    if arguments.resume and not partial.exists():
+        raise WeftError(f"{partial} is not there, so there is nothing to go on with; leave --resume out")
+    if partial.exists() and not arguments.resume and not arguments.overwrite:
+        raise WeftError(f"{partial} is of a run that did not end; go on with --resume, or begin anew with --overwrite")
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        results: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as problem:
-        raise WeftError(
-            f"{folder / 'results.json'} can't be read ({problem}); measure first, without --render"
-        ) from None
+    keep = Keep(partial, form=about | {"sources": digest(name)}, resume=arguments.resume)
+    keep.say(f"{name}: {BENCHMARKS[name].about}; takes {BENCHMARKS[name].takes}, and goes on with --resume")
+    results = about | module.measure(quick=False, keep=keep)
+    _write_results(folder, results)  # before a table or a picture can fail
+    partial.unlink()
     return results
+
+
+def _write_results(folder: Path, results: Results) -> None:
+    write_text(folder / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
+def _read(name: str, folder: Path) -> dict[str, Any]:
+    path = folder / "results.json"
+    try:
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as problem:
+        raise WeftError(f"{path} can't be read ({problem}); measure first, without --render") from None
+    if results.get("benchmark") != name:
+        raise WeftError(f"{path} holds results of {results.get('benchmark')}, not of {name}; name its folder with -o")
+    return results
+
+
+def _form(folder: Path) -> str | None:
+    """Of the results that a folder holds."""
+    try:
+        found: str | None = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("form")
+    except (OSError, json.JSONDecodeError):
+        return None
+    return found
 
 
 def _blank(name: str, tables: dict[str, str], plots: list[str]) -> str:

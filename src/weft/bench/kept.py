@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import WeftError
+from weft.output import write_text
 
 
 class Keep:
@@ -21,10 +22,13 @@ class Keep:
         if path is None:
             return
         head = json.dumps({"form": form}, sort_keys=True)
-        if not resume:
-            path.write_text(head + "\n", encoding="utf-8")
-            return
-        first, *lines = path.read_text(encoding="utf-8").splitlines()
+        if resume:
+            self._read(path, head)
+        parts = "".join(json.dumps({"part": name, "value": value}) + "\n" for name, value in self._parts.items())
+        write_text(path, f"{head}\n{parts}")  # without the half of a line that a kill left
+
+    def _read(self, path: Path, head: str) -> None:
+        first, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
         if first != head:
             raise WeftError(
                 f"{path} was kept by another form of this benchmark ({first}, not {head}); begin anew with --overwrite"
@@ -35,8 +39,6 @@ class Keep:
             except json.JSONDecodeError:
                 if number + 1 < len(lines):
                     raise WeftError(f"{path}: line {number + 2} is damaged; begin anew with --overwrite") from None
-        whole = "".join(json.dumps({"part": name, "value": value}) + "\n" for name, value in self._parts.items())
-        path.write_text(f"{head}\n{whole}", encoding="utf-8")  # without the half of a line that a kill left
 
     def __call__(self, part: str, make: Callable[[], Any]) -> Any:
         """The value of a part, as plain JSON."""

@@ -20,9 +20,11 @@ FURTHER = 4  # rates beyond those of the sweep, at the most, while the best is a
 
 def measure(*, quick: bool, keep: Keep) -> dict[str, Any]:
     """The rates tried, the rates chosen, and what came out of every run."""
-    from weft.bench.convergence.training import all_of
+    from weft.bench.convergence.training import all_of, data_folder
 
     studies = QUICK if quick else STUDIES
+    for study in studies.values():
+        study.sets(data_folder())  # refuses missing files before the first run
     sweeps: dict[tuple[str, str], dict[float, float | None]] = {
         (name, optimizer): {} for name in studies for optimizer in OPTIMIZERS
     }

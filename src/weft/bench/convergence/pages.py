@@ -29,12 +29,14 @@ def tables(results: Results) -> dict[str, str]:
 
 
 def missed(results: Results) -> list[str]:
-    """Where a method of the claim ends beyond seed noise, for the worse."""
-    return [
+    """Where a method of the claim ends beyond seed noise, for the worse; and rates at the edge of their sweep."""
+    worse = [
         f"{_panel(one.study, one.optimizer)}, {one.label}: {one.verdict} ({_difference(one)}; noise {one.noise:.3f})"
         for one in cells(results)
         if one.method in CLAIMED and one.verdict not in ("within", "better")
     ]
+    edges = [place for place, tried in results["sweeps"].items() if _chosen(tried) not in list(tried)[1:-1]]
+    return worse + [f"{place}: the best rate is at the edge of the sweep" for place in edges]
 
 
 def plots(results: Results) -> dict[str, str]:
@@ -52,12 +54,16 @@ def plots(results: Results) -> dict[str, str]:
 def _rates(results: Results) -> str:
     rows = []
     for place, tried in results["sweeps"].items():
-        ended = {rate: loss for rate, loss in tried.items() if loss is not None}
-        chosen = min(ended, key=lambda rate: ended[rate])
         shown = [f"{rate}: {'diverged' if loss is None else f'{loss:.3f}'}" for rate, loss in tried.items()]
         study, optimizer = place.split(", ")
-        rows.append((study, NAMES[optimizer], chosen, "; ".join(shown)))
-    return table(("study", "optimizer", "chosen rate", "held-out loss of synchronous training by rate"), rows, left=2)
+        rows.append((study, NAMES[optimizer], _chosen(tried), "; ".join(shown)))
+    head = ("study", "optimizer", "chosen rate", "held-out loss of synchronous training by rate")
+    return f"{table(head, rows, left=2)}\n\n{results['environment']}."
+
+
+def _chosen(tried: dict[str, float | None]) -> str:
+    """The rate with the least loss."""
+    return min(tried, key=lambda rate: float("inf") if (loss := tried[rate]) is None else loss)
 
 
 def _study(found: Sequence[Cell]) -> str:
@@ -68,16 +74,21 @@ def _study(found: Sequence[Cell]) -> str:
     for label in dict.fromkeys(one.label for one in found):
         row = [label]
         for optimizer in OPTIMIZERS:
-            (one,) = (cell for cell in found if (cell.label, cell.optimizer) == (label, optimizer))
-            ended = bool(one.losses)
-            row += [_mean(one.losses, 3) if ended else "–", _mean(one.metrics, 1, 100) + " %" if ended else "–"]
-            row += (
-                ["", f"{one.noise:.3f}"]
-                if one.method == SYNCHRONOUS
-                else [_difference(one) if ended else "–", one.verdict]
-            )
+            row += _cells([one for one in found if (one.label, one.optimizer) == (label, optimizer)])
         rows.append(row)
     return table(head, rows)
+
+
+def _cells(of: Sequence[Cell]) -> list[str]:
+    """Of one method with one optimizer, where it was run."""
+    if not of:
+        return [""] * 4
+    (one,) = of
+    ended = bool(one.losses)
+    row = [_mean(one.losses, 3) if ended else "–", _mean(one.metrics, 1, 100) + " %" if ended else "–"]
+    if one.method == SYNCHRONOUS:
+        return [*row, "", f"{one.noise:.3f}"]
+    return [*row, _difference(one) if ended else "–", one.verdict]
 
 
 def _claim(found: Sequence[Cell]) -> str:
@@ -146,17 +157,25 @@ def _curves(results: Results, found: Sequence[Cell]) -> str:
 
 
 def _throughputs() -> dict[str, float]:
-    """Of the limit at two micro-batches a mini-batch, by schedule, as benchmarks/throughput has measured it."""
+    """Of the limit, by schedule, as benchmarks/throughput has measured it on two ranks with two micro-batches.
+
+    What synchronous training learns does not depend on the micro-batches: it has the best of its schedules and sizes.
+    """
     path = Path("benchmarks/throughput/results.json")
     if not path.exists():
         return {}
-    measured = json.loads(path.read_text(encoding="utf-8"))["models"]["transformer"]["2"]
-    return {name.removeprefix("weft "): statistics.median(some) for name, some in ratios(measured).items()}
+    sizes = json.loads(path.read_text(encoding="utf-8"))["models"]["transformer"]
+    reached = {
+        size: {name.removeprefix("weft "): statistics.median(some) for name, some in ratios(one).items()}
+        for size, one in sizes.items()
+    }
+    best = max(one[name] for one in reached.values() for name in ("gpipe", "1f1b", "interleaved", "zb-h1"))
+    return reached["2"] | {"1f1b": best}
 
 
 def _over_time(results: Results, found: Sequence[Cell], rates: dict[str, float]) -> str:
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for one in _shown(found):
+    for one in _shown([one for one in found if one.ranks == 2]):
         rate = rates[METHODS[one.method].schedule]
         size = results["studies"][one.study]["updates"] / len(one.curve)
         points = [((number + 1) * size / rate, loss) for number, loss in enumerate(one.curve) if loss is not None]

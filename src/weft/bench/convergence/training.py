@@ -15,7 +15,7 @@ import torch
 
 from weft.bench.convergence.studies import QUICK, STUDIES, Run, Study
 from weft.bench.kept import Keep
-from weft.errors import WeftError
+from weft.errors import RunError, WeftError
 from weft.train.job import job_of
 from weft.train.peers import Peers
 from weft.train.setup import Supply, net_of, pipeline_of, supply_of
@@ -39,7 +39,13 @@ def all_of(runs: Sequence[Run], *, quick: bool, keep: Keep) -> dict[Run, Any]:
     with multiprocessing.get_context("spawn").Pool(os.cpu_count(), initializer=_alone) as pool:  # ended by leaving it
         found = pool.imap_unordered(_trained, left)
         for number in range(len(runs) - len(left) + 1, len(runs) + 1):
-            run, value = found.next(timeout=DEADLINE)
+            try:
+                run, value = found.next(timeout=DEADLINE)
+            except multiprocessing.TimeoutError:
+                raise RunError(
+                    f"no run ended within {DEADLINE:g} s: a process may have been killed for its memory; "
+                    "what ended is kept, go on with --resume"
+                ) from None
             keep.add(str(run), value)
             keep.say(f"{number} of {len(runs)}: {run}")
     return {run: keep(str(run), dict) for run in runs}

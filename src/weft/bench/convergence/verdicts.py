@@ -37,6 +37,8 @@ class Cell:
         """Within seed noise: worse than synchronous training by no more than a seed makes of a difference."""
         if self.diverged:
             return f"{self.diverged} of {self.diverged + len(self.losses)} diverged"
+        if not self.differences:
+            return "synchronous training diverged"
         mean = statistics.mean(self.differences)
         return "within" if abs(mean) <= self.noise else "worse" if mean > 0 else "better"
 
@@ -53,9 +55,11 @@ def cells(results: Results) -> Iterator[Cell]:
         base = found[study, optimizer, SYNCHRONOUS, 2]
         all_losses = [run["loss"] for run in base.values() if run["loss"] is not None]
         noise = statistics.stdev(all_losses) if len(all_losses) > 1 else 0.0
+        seeds = {seed for place, runs in found.items() if place[2] != SYNCHRONOUS for seed in runs}
         for ranks in METHODS[method].ranks:
             if runs := found.get((study, optimizer, method, ranks)):
-                yield _cell(study, optimizer, method, ranks, runs, base, noise)
+                shown = {seed: run for seed, run in runs.items() if seed in seeds}  # the noise is of more of them
+                yield _cell(study, optimizer, method, ranks, shown, base, noise)
 
 
 def _cell(
