@@ -1,6 +1,7 @@
 """`weft bench`: what is kept, what is refused, and that a folder shows what was measured and nothing else."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,7 +95,7 @@ def test_a_run_that_broke_goes_on_where_it_was(
                 raise WeftError("the power went")
             return 1.0
 
-        return {"parts": [keep(part, lambda part=part: make(part)) for part in ("one", "two")]}
+        return {"parts": [keep(part, partial(make, part)) for part in ("one", "two")]}
 
     monkeypatch.setattr(command, "module_of", lambda name: fake(measure=measure))
     assert main(["bench", "throughput", "--resume"]) == 2
@@ -106,6 +107,15 @@ def test_a_run_that_broke_goes_on_where_it_was(
     assert main(["bench", "throughput", "--resume"]) == 0
     assert made == ["one", "two", "two"]
     assert not (folder / command.PARTIAL).exists()
+
+
+def test_a_run_that_never_began_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(quick: bool, keep: Keep) -> None:
+        raise WeftError("no data")
+
+    monkeypatch.setattr(command, "module_of", lambda name: fake(measure=measure))
+    assert main(["bench", "throughput"]) == 2
+    assert not folder.exists()
 
 
 def test_rendering_measures_nothing_and_fills_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

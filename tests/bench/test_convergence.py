@@ -14,7 +14,7 @@ from weft.train.job import job_of, schedule_of
 
 
 def run_of(method: str, ranks: int, **changes: Any) -> Run:
-    known = {"study": "text", "optimizer": "sgd", "rate": 0.1, "seed": 0}
+    known: dict[str, Any] = {"study": "text", "optimizer": "sgd", "rate": 0.1, "seed": 0}
     return Run(method=method, ranks=ranks, **(known | changes))
 
 
@@ -65,7 +65,7 @@ def test_a_sweep_goes_on_while_the_best_is_at_its_edge() -> None:
 
 def results_of(losses: dict[str, list[float | None]]) -> dict[str, Any]:
     """Results in which synchronous training has the losses 1.0, 1.1 and 1.2, so a noise of 0.1."""
-    known = {SYNCHRONOUS: [1.0, 1.1, 1.2], **losses}
+    known: dict[str, list[float | None]] = {SYNCHRONOUS: [1.0, 1.1, 1.2], **losses}
     runs = [
         vars(run_of(method, 2, seed=seed, optimizer=optimizer))
         | {"loss": loss, "metric": None if loss is None else 0.5, "curve": [2.0, loss]}

@@ -41,7 +41,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "throughput": Benchmark(
-        about="two real ranks beside torch.distributed.pipelining, DDP, FSDP2 and DeepSpeed", takes="25 minutes"
+        about="two real ranks beside torch.distributed.pipelining, DDP, FSDP2 and DeepSpeed", takes="20 minutes"
     ),
     "many-stages": Benchmark(
         about="paced layers on 4 and 8 real ranks, over the simulated throughput", takes="8 minutes"

@@ -103,12 +103,12 @@ def _measured(arguments: Namespace, module: Module, folder: Path) -> dict[str, A
         raise WeftError(f"{partial} is not there, so there is nothing to go on with; leave --resume out")
     if partial.exists() and not arguments.resume and not arguments.overwrite:
         raise WeftError(f"{partial} is of a run that did not end; go on with --resume, or begin anew with --overwrite")
-    folder.mkdir(parents=True, exist_ok=True)
     keep = Keep(partial, form=about | {"sources": digest(name)}, resume=arguments.resume)
     keep.say(f"{name}: {BENCHMARKS[name].about}; takes {BENCHMARKS[name].takes}, and goes on with --resume")
     results = about | module.measure(quick=False, keep=keep)
+    folder.mkdir(parents=True, exist_ok=True)
     _write_results(folder, results)  # before a table or a picture can fail
-    partial.unlink()
+    partial.unlink(missing_ok=True)
     return results
 
 

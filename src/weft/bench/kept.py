@@ -19,19 +19,17 @@ class Keep:
     def __init__(self, path: Path | None = None, *, form: dict[str, Any] | None = None, resume: bool = False) -> None:
         self._path = path
         self._parts: dict[str, Any] = {}
-        if path is None:
-            return
-        head = json.dumps({"form": form}, sort_keys=True)
-        if resume:
-            self._read(path, head)
-        parts = "".join(json.dumps({"part": name, "value": value}) + "\n" for name, value in self._parts.items())
-        write_text(path, f"{head}\n{parts}")  # without the half of a line that a kill left
+        self._head = json.dumps({"form": form}, sort_keys=True)
+        self._begun = False
+        if path is not None and resume:
+            self._read(path)
 
-    def _read(self, path: Path, head: str) -> None:
+    def _read(self, path: Path) -> None:
         first, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
-        if first != head:
+        if first != self._head:
             raise WeftError(
-                f"{path} was kept by another form of this benchmark ({first}, not {head}); begin anew with --overwrite"
+                f"{path} was kept by another form of this benchmark ({first}, not {self._head}); "
+                "begin anew with --overwrite"
             )
         for number, line in enumerate(lines):
             try:
@@ -55,10 +53,19 @@ class Keep:
         line = json.dumps({"part": part, "value": value}, allow_nan=False)
         self._parts[part] = json.loads(line)["value"]
         if self._path is not None:
+            self._begin(self._path)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+
+    def _begin(self, path: Path) -> None:
+        """The file as of before this run, without the half of a line that a kill may have left."""
+        if not self._begun:
+            lines = [json.dumps({"part": name, "value": value}) for name, value in list(self._parts.items())[:-1]]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, "\n".join([self._head, *lines]) + "\n")
+            self._begun = True
 
     def say(self, text: str) -> None:
         """Tell how far it is."""
