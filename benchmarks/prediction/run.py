@@ -303,12 +303,12 @@ def main() -> int:
     missed: list[str] = []
     if options.part != "cost":
         name, text = characters_of(options.data)
-        told = f"{name}, {len(SEEDS)} seeds, {UPDATES} updates with AdamW, eight virtual ranks; {environment('torch')}"
+        told = f"{name}, {len(SEEDS)} seeds, {UPDATES} updates with AdamW, eight virtual ranks; {environment('torch')}."
         tables["learning"] = [*learning_table(learning(text)), "", told]
     if options.part != "learning":
         load = os.getloadavg()[0]
         table, missed = cost(options.rounds)
-        told = f"{options.rounds} rounds; processes that wanted a core before: {load:.1f}; {environment('torch')}"
+        told = f"{options.rounds} rounds; processes that wanted a core before: {load:.1f}; {environment('torch')}."
         tables["cost"] = [*table, "", told]
     for name, lines in tables.items():
         print("\n".join(lines), end="\n\n")

@@ -101,7 +101,7 @@ def main() -> int:
         for case in samples:
             samples[case].append(measure(case))
             print(f"repeat {repeat}: {' '.join(case.arguments)}: {samples[case][-1].seconds:.1f} s", file=sys.stderr)
-    text = f"{table(samples)}\n\n{arguments.repeats} interleaved repeats on one core of {environment('numpy')}"
+    text = f"{table(samples)}\n\n{arguments.repeats} interleaved repeats on one core of {environment('numpy')}."
     print(text)
     if arguments.write:
         write(README, text)

@@ -39,7 +39,7 @@ def main() -> int:
     lines = ["| command | seconds, median (least to most) |", "| --- | ---: |"]
     for name, some in samples.items():
         lines.append(f"| `{name}` | {spread(some)} |")
-    lines.append(f"\n{REPEATS} interleaved repeats, {environment('numpy')}")
+    lines.append(f"\n{REPEATS} interleaved repeats, {environment('numpy')}.")
     text = "\n".join(lines)
     print(text)
     if "--write" in sys.argv[1:]:
