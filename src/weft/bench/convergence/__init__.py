@@ -1,16 +1,18 @@
 """Accuracy: what staleness and prediction do to training, on real data.
 
-For each study and optimizer the learning rate is the best of synchronous training, found by a sweep on a seed of its
+For each study and optimizer the learning rate is the best of synchronous training, found by a sweep on seeds of its
 own; then every method trains with that rate. The claim that is tested: `wpipe` and `xpipe` end within seed noise of
 synchronous training.
 """
 
 from __future__ import annotations
 
+import statistics
+from itertools import chain
 from typing import Any
 
 from weft.bench.convergence.pages import missed, plots, tables
-from weft.bench.convergence.studies import OPTIMIZERS, QUICK, STUDIES, SWEEP_SEED, SYNCHRONOUS, Run, comparisons
+from weft.bench.convergence.studies import OPTIMIZERS, QUICK, STUDIES, SYNCHRONOUS, Run, comparisons
 from weft.bench.kept import Keep
 
 __all__ = ["measure", "missed", "plots", "tables"]
@@ -30,10 +32,15 @@ def measure(*, quick: bool, keep: Keep) -> dict[str, Any]:
     }
     wanted = {place: list(studies[place[0]].rates[place[1]]) for place in sweeps}
     for _ in range(1 + (0 if quick else FURTHER)):
-        runs = {(place, rate): _sweep(*place, rate) for place, rates in wanted.items() for rate in rates}
-        found = all_of(list(runs.values()), quick=quick, keep=keep)
-        for (place, rate), run in runs.items():
-            sweeps[place][rate] = found[run]["loss"]
+        runs = {
+            (place, rate): [_sweep(*place, rate, seed) for seed in studies[place[0]].sweep_seeds]
+            for place, rates in wanted.items()
+            for rate in rates
+        }
+        found = all_of(list(chain.from_iterable(runs.values())), quick=quick, keep=keep)
+        for (place, rate), some in runs.items():
+            losses = [found[run]["loss"] for run in some]
+            sweeps[place][rate] = None if None in losses else statistics.mean(losses)
         wanted = {place: beyond(tried) for place, tried in sweeps.items()}
     runs_of_all = [
         run
@@ -64,5 +71,5 @@ def beyond(tried: dict[float, float | None]) -> list[float]:
     return [float(f"{low / 2:g}")] if chosen == low else [float(f"{high * 2:g}")] if chosen == high else []
 
 
-def _sweep(study: str, optimizer: str, rate: float) -> Run:
-    return Run(study=study, method=SYNCHRONOUS, ranks=2, optimizer=optimizer, rate=rate, seed=SWEEP_SEED)
+def _sweep(study: str, optimizer: str, rate: float, seed: int) -> Run:
+    return Run(study=study, method=SYNCHRONOUS, ranks=2, optimizer=optimizer, rate=rate, seed=seed)

@@ -18,7 +18,7 @@ OPTIMIZERS = {
     "sgd": ("train.optimizer=sgd", "train.momentum=0.9", "train.weight_decay=0.0005"),
     "adamw": ("train.optimizer=adamw", "train.betas=[0.9, 0.999]", "train.weight_decay=0.01"),
 }
-SEEDS, MORE_SEEDS, SWEEP_SEED = (0, 1, 2), (3, 4, 5), 100  # MORE_SEEDS: of synchronous training, for the noise
+SEEDS, MORE_SEEDS = (0, 1, 2), (3, 4, 5)  # MORE_SEEDS: of synchronous training, for the noise
 FEWEST = 2  # micro-batches, unless the method needs as many as there are ranks
 
 
@@ -34,6 +34,7 @@ class Study:
     batch: int
     evaluated: int  # held-out samples
     rates: dict[str, tuple[float, ...]]  # of the sweep, by optimizer
+    sweep_seeds: tuple[int, ...] = (100,)  # several where a rate that is good on one seed fails on another
     metric: str  # that people ask for
     every_size: tuple[str, ...] = ()  # optimizers with which also `fixed` methods are run on all numbers of ranks
 
@@ -79,6 +80,7 @@ STUDIES = {
         batch=32,
         evaluated=2000,
         rates={"sgd": (0.01, 0.02, 0.04, 0.08), "adamw": (5e-4, 1e-3, 2e-3, 4e-3)},
+        sweep_seeds=(100, 101, 102),
         metric="accuracy",
     ),
     "cifar10": Study(
