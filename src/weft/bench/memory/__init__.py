@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import platform
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,22 +14,24 @@ from typing import Any
 
 from weft.bench.benchmark import Results
 from weft.bench.kept import Keep
-from weft.bench.memory.bert import BASE, MIB, SMALL, TINY, Size
-from weft.bench.memory.search import Search, largest_of
+from weft.bench.memory.bert import BASE, METHODS, MIB, SMALL, TINY, Size, linear
+from weft.bench.memory.search import Known, Search, largest_of
+from weft.bench.memory.trial import too_large
 from weft.bench.writing import table
 from weft.draw.plots import bars, stacks
-from weft.errors import RunError
+from weft.errors import RunError, WeftError
 
-METHODS = ("gpipe", "1f1b", "pipedream", "2bw", "wpipe")
 QUICK = ("1f1b", "2bw", "wpipe")
 HELD = ("weights", "extra_versions", "gradients", "optimizer", "activations")  # whose sum is compared
 CLOSE = 0.05  # of the simulated bytes
-STARTING = 180.0  # seconds for all ranks to start
+STARTING = 600.0  # seconds for all ranks to start
 MOST = 4096  # samples, beyond which no search of a simulated batch goes
 
 
 def measure(*, quick: bool, keep: Keep) -> dict[str, Any]:
     """Every method with and without recompute, on real ranks; the simulator's view of the same."""
+    if (found := platform.libc_ver()[0]) != "glibc" or sys.platform != "linux":
+        raise WeftError(f"this benchmark needs Linux with glibc (here: {sys.platform}, {found or 'another libc'})")
     if quick:
         return {"stages": 2, "microbatches": 2, "models": {"tiny": _quick(2)}}
     models = {name: _whole(name, size, 4, keep) for name, size in {"small": SMALL, "base": BASE}.items()}
@@ -51,11 +54,13 @@ def _quick(stages: int) -> dict[str, Any]:
     import weft
     from weft.bench.memory.held import rank_cells
 
-    held = weft.launch(rank_cells, TINY, QUICK, stages, ranks=stages, timeout=STARTING)
+    counts = (stages, 2 * stages)  # chunks
+    ranks = weft.launch(rank_cells, TINY, QUICK, stages, counts, ranks=stages, timeout=STARTING)
+    alone = {count: ranks[place % stages][1][place // stages] for place, count in enumerate(counts)}
     cells = []
     for place, method in enumerate(QUICK):
-        cell = {"method": method, "recompute": False, "ranks": [rank[place] for rank in held], "tried": []}
-        cells.append(cell | _simulated(TINY, _alone(TINY, _chunks(method, stages)), method, False, stages))
+        cell = {"method": method, "recompute": False, "ranks": [held[place] for held, _ in ranks], "tried": []}
+        cells.append(cell | _simulated(TINY, alone[_chunks(method, stages)], method, False, stages))
     return {"size": asdict(TINY), "cells": cells}
 
 
@@ -70,46 +75,49 @@ def _alone(size: Size, chunks: int) -> list[dict[str, Any]]:
 
 
 def _ran(size: Size, method: str, recompute: bool, stages: int) -> dict[str, Any]:
-    """What the ranks say; where a batch ends a process instead of raising an error, the search goes on in new ones."""
-    import weft
-    from weft.bench.memory.held import rank_memory
-
+    """What the ranks say; a batch that does not fit ends them, and the search goes on in new ones."""
     held: list[Any] = []
-    search = Search(step=stages)
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "trying"
-        while not held or (recompute in size.tried and search.next() is not None):
-            job = (size, method, recompute, stages, search.known, str(log))
-            try:
-                ranks = weft.launch(rank_memory, *job, ranks=stages, timeout=STARTING)
-                held, search.known = held or [one for one, _ in ranks], ranks[0][1]
-            except RunError:
-                if not log.exists():
-                    raise
-                found = json.loads(log.read_text())
-                held, search.known = held or found["held"], dict(found["known"]) | {found["trying"]: False}
-                log.unlink()
+    search = Search(step=stages, first=size.first)
+    while not held or ((method, recompute) in size.tried and search.next() is not None):
+        now, search.known = _go_on(size, method, recompute, stages, search.known)
+        held = held or now
     tried = sorted([samples, fits] for samples, fits in search.known.items())
     return {"method": method, "recompute": recompute, "ranks": held, "tried": tried}
 
 
-def _simulated(size: Size, alone: list[dict[str, Any]], method: str, recompute: bool, stages: int) -> dict[str, Any]:
-    """Bytes of every rank for the batch that was run, and the largest batch whose bytes are within the limit."""
+def _go_on(size: Size, method: str, recompute: bool, stages: int, known: Known) -> tuple[list[Any], Known]:
+    """What each rank holds (nothing if batches are known already), and what is known now."""
+    import weft
+    from weft.bench.memory.held import rank_memory
 
-    def fits(samples: int) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        job = (size, method, recompute, stages, known, folder)
+        try:
+            ranks = weft.launch(rank_memory, *job, ranks=stages, timeout=STARTING)
+        except RunError:
+            found = too_large(Path(folder))
+            if found is None:
+                raise
+            return found["held"], dict(found["known"]) | {found["trying"]: False}
+    return [one for one, _ in ranks], ranks[0][1]
+
+
+def _simulated(size: Size, alone: list[dict[str, Any]], method: str, recompute: bool, stages: int) -> dict[str, Any]:
+    """Bytes of every rank for the batch that was run, and the largest batches whose bytes are within the limits."""
+
+    def fits(samples: int, *, limit: int) -> bool:
         totals = [sum(one.values()) for one in _memory(alone, method, recompute, stages, samples)]
-        return samples <= MOST and max(totals) <= size.limit
+        return samples <= MOST and max(totals) <= limit
 
     return {
         "simulated": _memory(alone, method, recompute, stages, size.batch),
-        "simulated_largest": largest_of(fits, step=stages),
+        "simulated_largest": [largest_of(partial(fits, limit=limit), step=stages) for limit in size.limits],
     }
 
 
 def _memory(
     alone: list[dict[str, Any]], method: str, recompute: bool, stages: int, samples: int
 ) -> list[dict[str, float]]:
-    from weft.bench.memory.alone import linear
     from weft.schedule import schedule
     from weft.simulate import ChunkCost, Cost, simulate
 
@@ -158,14 +166,19 @@ def _bytes_table(model: Mapping[str, Any]) -> str:
 
 def _batch_table(results: Results) -> str:
     models = results["models"]
-    head = ["method", *(f"{name}, {what}" for name in models for what in ("tried", "simulated"))]
+    head = ["method"]
+    for name, model in models.items():
+        size = model["size"]
+        head += [f"{name}, tried at {size['limit'] // MIB} MiB"]
+        head += [f"simulated at {limit // MIB}" for limit in size["limits"]]
     labels = [_label(cell["method"], cell["recompute"]) for cell in next(iter(models.values()))["cells"]]
-    rows = []
+    rows: list[list[object]] = []
     for place, label in enumerate(labels):
-        cells = [model["cells"][place] for model in models.values()]
-        rows.append([label, *(one for cell in cells for one in (_largest(cell) or "–", cell["simulated_largest"]))])
-    limits = ", ".join(f"{name} {model['size']['limit'] // MIB} MiB" for name, model in models.items())
-    return f"{table(head, rows)}\n\nLimits of a rank: {limits}. {results['stages']} ranks, {results['environment']}."
+        rows.append([label])
+        for model in models.values():
+            cell = model["cells"][place]
+            rows[-1] += [_largest(cell) if cell["tried"] else "–", *cell["simulated_largest"]]
+    return f"{table(head, rows)}\n\nSamples. {results['stages']} ranks, {results['environment']}."
 
 
 def plots(results: Results) -> dict[str, str]:

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.bench.memory import bert
-from weft.bench.memory.bert import Size
+from weft.bench.memory.bert import SAMPLES, Size
 from weft.runtime.nest import flatten
-
-SAMPLES = (2, 4)  # of the micro-batches that are run: bytes are linear in them (a single one has other strides)
 
 Storages = dict[int, int]  # address -> bytes
 
@@ -34,12 +32,6 @@ def chunk_bytes(size: Size, chunks: int) -> list[dict[str, Any]]:
         one |= _parameters(part)
         found.append(one)
     return found
-
-
-def linear(values: list[float], samples: float) -> float:
-    """The value for so many samples, from those for `SAMPLES`."""
-    (first, second), (low, high) = SAMPLES, values
-    return low + (high - low) * (samples - first) / (second - first)
 
 
 def _run(part: nn.Module, given: Any, loss_fn: Any, target: Tensor | None) -> tuple[int, int, Any]:

@@ -6,6 +6,7 @@ What is fed to them is made up: bytes do not depend on the words.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from weft.train.models import Net
 
 MIB = 2**20
+SAMPLES = (2, 4)  # of micro-batches that are run alone: bytes are linear in them (a single one has other strides)
 RATE = 1e-4
 
 
@@ -28,12 +30,38 @@ class Size:
     context: int
     batch: int
     limit: int
-    tried: tuple[bool, ...]  # the largest batch is searched for without recompute, and with it
+    limits: tuple[int, ...]  # for which the largest batch is simulated
+    tried: tuple[tuple[str, bool], ...]  # methods, without and with recompute, whose largest batch is searched for
+    first: int = 0  # the batch that a search begins with
 
 
-SMALL = Size(layers=8, width=256, heads=4, vocabulary=8192, context=128, batch=32, limit=200 * MIB, tried=(False, True))
-BASE = Size(layers=12, width=768, heads=12, vocabulary=30522, context=128, batch=8, limit=1300 * MIB, tried=(False,))
-TINY = Size(layers=4, width=64, heads=2, vocabulary=512, context=32, batch=16, limit=24 * MIB, tried=())
+METHODS = ("gpipe", "1f1b", "pipedream", "2bw", "wpipe")
+SMALL = Size(
+    layers=8,
+    width=256,
+    heads=4,
+    vocabulary=8192,
+    context=128,
+    batch=32,
+    limit=200 * MIB,
+    limits=(200 * MIB, 280 * MIB, 400 * MIB),
+    tried=tuple(product(METHODS, (False, True))),
+)
+BASE = Size(
+    layers=12,
+    width=768,
+    heads=12,
+    vocabulary=30522,
+    context=128,
+    batch=8,
+    limit=1300 * MIB,
+    limits=(1200 * MIB, 1300 * MIB, 1600 * MIB),
+    tried=tuple(product(("1f1b", "2bw", "wpipe"), (False,))),
+    first=8,
+)
+TINY = Size(
+    layers=4, width=64, heads=2, vocabulary=512, context=32, batch=16, limit=24 * MIB, limits=(24 * MIB,), tried=()
+)
 
 
 def build(size: Size) -> Net:
@@ -54,6 +82,12 @@ def balance(size: Size, chunks: int) -> list[int]:
     counts[0] += 1
     counts[-1] += 1
     return counts
+
+
+def linear(values: list[float], samples: float) -> float:
+    """The value for so many samples, from those for `SAMPLES`."""
+    (first, second), (low, high) = SAMPLES, values
+    return low + (high - low) * (samples - first) / (second - first)
 
 
 def batch(size: Size, samples: int) -> tuple[dict[str, Tensor], Tensor]:

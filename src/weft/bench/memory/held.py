@@ -11,57 +11,70 @@ import contextlib
 import copy
 import ctypes
 import gc
-import json
 import resource
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 import weft
 from weft.bench.memory import bert
+from weft.bench.memory.alone import chunk_bytes
 from weft.bench.memory.bert import TINY, Size
-from weft.bench.memory.search import Search
+from weft.bench.memory.search import Known, Search
+from weft.bench.memory.trial import begin, told
 from weft.errors import WeftError
+
+if TYPE_CHECKING:
+    from weft.train.models import Net
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 SYNCHRONOUS = ("gpipe", "1f1b")
 MAPPED = 64 * 1024  # bytes from which on malloc maps an allocation by itself
-DEADLINE = 300.0  # seconds without a message, on a slow machine
+DEADLINE = 600.0  # seconds without a message, on a slow machine
 
 
-def rank_cells(size: Size, methods: Sequence[str], microbatches: int) -> list[dict[str, Any]]:
-    """Run by every rank: what it holds under some methods, one after the other."""
-    _prepare(microbatches)
-    makers = [Maker(size, method, recompute=False, microbatches=microbatches) for method in methods]
-    return [_held(maker) for maker in makers]
+def rank_cells(size: Size, methods: Sequence[str], microbatches: int, chunks: Sequence[int]) -> Any:
+    """Run by every rank: what it holds under some methods; and what one of the numbers of chunks takes, each alone.
+
+    That is in the same processes, for most of the time that it takes is torch's import.
+    """
+    _set_up()
+    net = bert.build(size)
+    makers = [Maker(size, method, recompute=False, microbatches=microbatches, net=net) for method in methods]
+    held = [_held(maker) for maker in makers]
+    return held, [chunk_bytes(size, count) for count in chunks[dist.get_rank() :: dist.get_world_size()]]
 
 
-def rank_memory(size: Size, method: str, recompute: bool, microbatches: int, known: dict[int, bool], log: str) -> Any:
-    """Run by every rank: what it holds, and, where that is asked for, the batches that were tried."""
+def rank_memory(size: Size, method: str, recompute: bool, microbatches: int, known: Known, folder: str) -> Any:
+    """Run by every rank: what it holds, and, where that is asked for, the batches that were tried.
+
+    A batch that does not fit ends all ranks (see `trial`), and with them whatever a broken pipeline still holds.
+    """
     _prepare(microbatches)
     maker = Maker(size, method, recompute=recompute, microbatches=microbatches)
     held = None if known else _held(maker)
-    if recompute not in size.tried:
+    if (method, recompute) not in size.tried:
         return held, {}
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, held)
-    search = Search(step=microbatches, known=dict(known))
+    search = Search(step=microbatches, first=size.first, known=dict(known))
     while (samples := search.next()) is not None:
-        if dist.get_rank() == 0:  # a batch that ends the ranks is one that does not fit
-            Path(log).write_text(json.dumps({"held": every, "known": list(search.known.items()), "trying": samples}))
-        search.known[samples] = _fits(maker, samples)
+        if dist.get_rank() == 0:
+            begin(Path(folder), {"held": every, "known": list(search.known.items()), "trying": samples})
+        _try(maker, samples, Path(folder))
+        search.known[samples] = True
     return held, search.known
 
 
 class Maker:
     """Makes pipelines of one model, which is kept, for it takes long to make."""
 
-    def __init__(self, size: Size, method: str, *, recompute: bool, microbatches: int) -> None:
-        self.size, self.recompute, self.net = size, recompute, bert.build(size)
+    def __init__(self, size: Size, method: str, *, recompute: bool, microbatches: int, net: Net | None = None) -> None:
+        self.size, self.recompute, self.net = size, recompute, net or bert.build(size)
         self.schedule = weft.schedule(method, stages=dist.get_world_size(), microbatches=microbatches)
         self.late = method not in SYNCHRONOUS
 
@@ -85,11 +98,15 @@ class Maker:
             pipe.step(*bert.batch(self.size, much))
 
 
-def _prepare(microbatches: int) -> None:
+def _set_up() -> None:
     torch.set_num_threads(1)
     libc = ctypes.CDLL(None)
     for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MAPPED), (M_TRIM_THRESHOLD, MAPPED)):
         libc.mallopt(parameter, value)
+
+
+def _prepare(microbatches: int) -> None:
+    _set_up()
     maker = Maker(TINY, "1f1b", recompute=False, microbatches=microbatches)
     pipe = maker.make()
     maker.train(pipe, microbatches)  # loads what is loaded at the first use
@@ -114,24 +131,16 @@ def _held(maker: Maker) -> dict[str, Any]:
     return {"counted": counted, "resident": resident, "seconds": seconds}
 
 
-def _fits(maker: Maker, samples: int) -> bool:
-    """Whether every rank trains with such a batch within the limit."""
+def _try(maker: Maker, samples: int, folder: Path) -> None:
+    """Train with such a batch within the limit; where that fails for any rank, it does for all."""
     pipe = maker.make()
     others = status("VmData") - pipe.report().ranks[dist.get_rank()]["bytes"]["weights"]  # stacks of threads among them
-    fits = True
-    with _limit(others + maker.size.limit):
-        try:
+    with told(folder, dist.get_rank()):
+        with _limit(others + maker.size.limit):
             maker.train(pipe, samples)
-        except (WeftError, RuntimeError, MemoryError):  # a rank's own, or what it hears from the one that is full
-            fits = False
-    told = torch.tensor(int(fits))
-    dist.all_reduce(told, op=dist.ReduceOp.MIN)
-    if told.item():
-        pipe.flush()
         pipe.close()
     del pipe
     _let_go()
-    return bool(told.item())
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+Known = dict[int, bool]  # samples -> whether they fit
+
 FINEST = 8  # parts of the gap between the last power that fits and the first that does not
 
 
@@ -13,7 +15,8 @@ class Search:
     """What was tried so far; batches are multiples of `step`."""
 
     step: int
-    known: dict[int, bool] = field(default_factory=dict)
+    first: int = 0  # the batch to begin with, where smaller ones surely fit
+    known: Known = field(default_factory=dict)
 
     @property
     def largest(self) -> int:
@@ -24,13 +27,15 @@ class Search:
         """The batch to be tried next; None when the largest is known."""
         refused = min((samples for samples, fits in self.known.items() if not fits), default=0)
         if not refused:
-            return 2 * self.largest or self.step
+            return 2 * self.largest or self.first or self.step
+        if not self.largest:  # begun with too large a one
+            return refused // 2 // self.step * self.step or None
         power = self.step
         while 2 * power <= self.largest:
             power *= 2
         unit = max(self.step, power // FINEST // self.step * self.step)
         gap = (refused - self.largest) // unit
-        return self.largest + gap // 2 * unit if gap > 1 and self.largest else None
+        return self.largest + gap // 2 * unit if gap > 1 else None
 
 
 def largest_of(fits: Callable[[int], bool], *, step: int) -> int:
