@@ -92,9 +92,9 @@ class Maker:
         return pipe
 
     def train(self, pipe: weft.Pipeline, samples: int) -> None:
-        """Two small mini-batches, so that states and versions are there; then large ones until the pipeline is full."""
+        """Small mini-batches, so that states and versions are there; then large ones until the pipeline is full."""
         few = self.schedule.microbatches
-        for much in (few, few, *([samples, samples] if self.late else [samples])):
+        for much in (few, few, samples, samples) if self.late else (few, samples):
             pipe.step(*bert.batch(self.size, much))
 
 
