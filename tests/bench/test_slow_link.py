@@ -104,7 +104,9 @@ def test_tables_show_every_contender_and_who_is_left_out() -> None:
     )
     assert "Left out: weft 2bw warmup 2, m = 2: it needs more." in made["slowdown"]
     assert "| 100 Mbit/s | weft 2bw | 2 | 100 | 8.0 | 8.0 | 0.00 (0.00 to 0.00) |" in made["hidden"]
-    assert "| 1 Gbit/s | 1,000 | 1,000 | 4.00 | 0.40 |" in made["links"]
+    assert "| 1 Gbit/s | 98.3 | 1,000 | 1,000 | 4.00 | 0.40 |" in made["links"]
+    assert "At 1 Gbit/s the bucket holds 98.3 kB, more than a message of 50.0 kB" in made["links"]
+    assert "At 100 Mbit/s the bucket" not in made["links"]
     assert f"| weft wpipe warmup 2 | 2 | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) | {62 / 76:.2f}" in made["warm-up"]
 
 
@@ -118,6 +120,19 @@ def test_pictures_keep_ddp_apart() -> None:
 
 def test_what_is_good_misses_nothing() -> None:
     assert missed(_results(**GOOD)) == []
+
+
+def test_the_quick_form_is_asked_for_nothing() -> None:
+    results = _results(**(GOOD | {"2bw": 0.080}))
+    assert missed(results | {"form": "whole"})
+    assert missed(results | {"form": "quick"}) == []
+
+
+def test_a_link_that_drops_packets_is_told() -> None:
+    results = _results(**GOOD)
+    results["carried"]["1 Gbit/s"]["dropped"] = 0
+    results["carried"]["100 Mbit/s"]["dropped"] = 3
+    assert missed(results) == ["100 Mbit/s dropped 3 packets when it was tried: its queue is too short"]
 
 
 @pytest.mark.parametrize(
@@ -160,10 +175,21 @@ def test_a_slow_contender_has_fewer_steps_in_a_window() -> None:
     assert steps == {"unshaped": 7, "1 Gbit/s": 2, "100 Mbit/s": 1}
 
 
-def test_the_whole_form_has_a_link_without_shaping_first_and_buckets_below_a_message() -> None:
+def test_the_quick_form_counts_the_same_steps_however_slow_the_machine_is() -> None:
+    for seconds in (0.001, 10.0):
+        steps = slow_link._steps(QUICK, (4, "DDP"), {"seconds": seconds, "sent": [0, 10**6]})
+        assert steps == {link.name: QUICK.steps for link in QUICK.links}
+
+
+def test_links_are_unshaped_first_and_a_bucket_lets_pass_no_more_than_the_page_says() -> None:
+    """Below a message at 100 Mbit/s, which targets are about; at 1 Gbit/s two, as smaller ones don't carry the rate."""
     for form in (WHOLE, QUICK):
-        assert form.links[0].rate is None
-        assert form.links[-1].bucket <= slow_link._bytes(form.model)["message bytes"]
+        free, *shaped = form.links
+        assert free.rate is None
+        message = slow_link._bytes(form.model)["message bytes"]
+        for link in shaped:
+            assert link.bucket <= (message if link.rate == SLOW.rate else 2 * message), link.name
+        assert form.links[-1] == SLOW
 
 
 # Hosts

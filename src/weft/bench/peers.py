@@ -31,7 +31,7 @@ class Peer(NamedTuple):
     """A schedule of torch.distributed.pipelining."""
 
     kind: Any
-    placed: str  # stages of a rank: one, two in a loop, or two in the shape of a V
+    placed: str  # chunks of a rank: one, two in a loop, or two in the shape of a V
     fewest: int = 1  # micro-batches a rank
 
 
@@ -64,7 +64,7 @@ def torch_pipeline(name: str, task: Task, microbatches: int) -> Contender:
     target: dict[str, Any] = {"target": targets, "losses": []} if count - 1 in held else {}
 
     def step() -> None:
-        run.step(*given, **target)
+        run.step(*given, **target, return_outputs=False)  # weft hands out none either
         update.step()
         update.zero_grad()
         if target:

@@ -1,8 +1,10 @@
 """Two hosts on one machine: network namespaces joined by a link whose rate can be set, while processes use it.
 
 The link is a veth pair with a token bucket (`tc tbf`) at both ends, so that both directions have the rate at once. A
-bucket lets as much pass at once as it holds: it is kept smaller than a message, or a message would pass a link that was
-idle before in no time. Nothing leaves the namespaces: they have this link and their loopback, and no route elsewhere.
+bucket lets as much pass at once as it holds: where it is smaller than a message, a message takes its time even on a
+link that was idle before. At 1 Gbit/s it can't be: packets leave the sender in pieces of up to 64 KiB, a smaller bucket
+makes the kernel cut each of them up, and then the link carries less than half of its rate. Nothing
+leaves the namespaces: they have this link and their loopback, and no route elsewhere.
 """
 
 from __future__ import annotations

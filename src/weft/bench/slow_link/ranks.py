@@ -83,8 +83,11 @@ class Ranks:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, end - time.monotonic()))
+        for process in self._processes:
             process.kill()
-            process.wait(timeout=PART)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it; the others are to go too
+                process.wait(timeout=PART)
             process.stdout.close()  # type: ignore[union-attr]
 
 

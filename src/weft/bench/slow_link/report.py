@@ -111,14 +111,23 @@ def _model(results: Results) -> str:
 
 
 def _links(results: Results, runs: Runs) -> str:
-    head = ("link", "one way, Mbit/s", "both ways at once, each, Mbit/s", "a message alone, ms", "at its rate, ms")
+    size = results["model"]["message bytes"]
+    head = ["link", "bucket, kB", "one way, Mbit/s", "both ways at once, each, Mbit/s"]
+    head += ["a message alone, ms", "at its rate, ms"]
     rows = []
     for link in runs.links:
-        found, size = results["carried"][link.name], results["model"]["message bytes"]
+        found = results["carried"][link.name]
         ways = (f"{statistics.median(carried(found, way)):,.0f}" for way in ("one way", "both ways"))
         ideal = "" if link.rate is None else f"{link.seconds(size) * 1e3:.2f}"
-        rows.append((link.name, *ways, f"{found['message'] * 1e3:.2f}", ideal))
-    return table(head, rows)
+        bucket = "" if link.rate is None else f"{link.bucket / 1e3:.1f}"
+        rows.append((link.name, bucket, *ways, f"{found['message'] * 1e3:.2f}", ideal))
+    notes = [
+        f"At {link.name} the bucket holds {link.bucket / 1e3:.1f} kB, more than a message of {size / 1e3:.1f} kB: "
+        "messages that are apart pass as if the link were not shaped, and only what follows at once is."
+        for link in runs.shaped
+        if link.bucket >= size
+    ]
+    return "\n\n".join([table(head, rows), *notes])
 
 
 def carried(found: dict[str, Any], way: str) -> list[float]:
@@ -217,7 +226,9 @@ def plots(results: Results) -> dict[str, str]:
 
 
 def missed(results: Results) -> list[str]:
-    """Links that do not carry what they are called, targets of weft's own, and spreads too wide to tell."""
+    """Links that do not carry what they are called, targets of weft's own, spreads too wide; none when quick."""
+    if results.get("form") == "quick":
+        return []
     runs = Runs(results)
     slowest = runs.shaped[-1]
     found = []
@@ -226,6 +237,8 @@ def missed(results: Results) -> list[str]:
             rate = statistics.median(carried(results["carried"][link.name], way))
             if rate < CARRIED * link.rate:  # type: ignore[operator]
                 found.append(f"{link.name} carries {rate:.0f} Mbit/s {way}, below {CARRIED} of its rate")
+        if count := results["carried"][link.name].get("dropped", 0):
+            found.append(f"{link.name} dropped {count} packets when it was tried: its queue is too short")
     for m, name in runs.keys:
         slowdown = statistics.median(runs.slowdown(m, name, slowest))
         if name in SLOWED and slowdown > SLOWDOWN:

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
-from weft.bench.contender import Contender, check_first_update, first_update, pipeline
+from weft.bench.contender import Contender, Update, check_first_update, first_update, pipeline
 from weft.bench.layers import Task
 from weft.bench.peers import ddp, torch_pipeline
 from weft.bench.slow_link.ranks import sent
 from weft.errors import WeftError
 
-JOIN = 120.0  # seconds
+JOIN = 300.0  # seconds
 
 
 class Wide(nn.Module):
@@ -68,7 +68,11 @@ class Rank:
 
     def __init__(self) -> None:
         self._contenders: dict[tuple[str, int], Contender] = {}
-        self._expected: dict[int, dict[str, Tensor]] = {}  # weights after the first update, by micro-batches
+        self._expected: dict[int, dict[str, Update]] = {}  # the first ones, by micro-batches
+
+    def meet(self) -> None:
+        """Be there, and see that the other one is."""
+        dist.barrier()
 
     def build(self, *, name: str, microbatches: int, model: dict[str, int]) -> dict[str, float]:
         """Make a contender, see that it computes what plain training does, and look at its time and bytes."""

@@ -15,9 +15,9 @@ from weft.bench.throughput.pages import missed, plots, tables
 
 __all__ = ["measure", "missed", "plots", "tables"]
 
-MODELS = {"transformer": 7, "resnext": 5}  # rounds
+MODELS = {"transformer": 5, "resnext": 3}  # rounds
 MICROBATCHES = (2, 4, 8)
-WINDOW = 1.2  # seconds of each contender in each round, beside what warms it up
+WINDOW = 1.0  # seconds of each contender in each round, beside what warms it up
 QUICK = {"transformer": 4, "resnext": 2}  # micro-batches
 START = 300.0  # seconds in which the ranks have to be there, on a machine that is busy with other things
 
