@@ -114,7 +114,7 @@ def test_tables_and_pictures_of_the_whole_form(tmp_path: Path, monkeypatch: pyte
         for run in comparisons("text", STUDIES["text"], optimizer, 0.1, quick=False)
     ]
     assert "| wpipe, p = 8 |  |  |  |  | 1.100 ± 0.100 | 50.0 ± 0.0 % |" in tables(results)["text"]
-    assert "wpipe, p = 8" in plots(results)["differences.svg"]
+    assert "xpipe, p = 8" in plots(results)["differences.svg"]
     results["sweeps"]["text, sgd"] = {"0.1": 2.0, "0.2": 1.0}
     assert missed(results) == ["text, sgd: the best rate is at the edge of the sweep"]
 

@@ -71,12 +71,18 @@ def _study(found: Sequence[Cell]) -> str:
     for optimizer in OPTIMIZERS:
         head += [f"{NAMES[optimizer]}: loss", "accuracy", "to synchronous", "seed noise"]
     rows = []
-    for label in dict.fromkeys(one.label for one in found):
+    for label in _labels(found):
         row = [label]
         for optimizer in OPTIMIZERS:
             row += _cells([one for one in found if (one.label, one.optimizer) == (label, optimizer)])
         rows.append(row)
     return table(head, rows)
+
+
+def _labels(found: Sequence[Cell]) -> list[str]:
+    """Method by method, each by its numbers of ranks."""
+    order = list(METHODS)
+    return list(dict.fromkeys(one.label for one in sorted(found, key=lambda one: (order.index(one.method), one.ranks))))
 
 
 def _cells(of: Sequence[Cell]) -> list[str]:
@@ -95,7 +101,7 @@ def _claim(found: Sequence[Cell]) -> str:
     """Of each method, the difference in units of seed noise."""
     places = list(dict.fromkeys((one.study, one.optimizer) for one in found))
     rows = []
-    for label in dict.fromkeys(one.label for one in found if one.method != SYNCHRONOUS):
+    for label in _labels([one for one in found if one.method != SYNCHRONOUS]):
         row = [label]
         for place in places:
             here = [one for one in found if (one.study, one.optimizer, one.label) == (*place, label)]
@@ -133,7 +139,7 @@ def _panel(study: str, optimizer: str) -> str:
 def _differences(found: Sequence[Cell]) -> str:
     panels: dict[str, dict[str, tuple[float, float, float]]] = {}
     for one in found:
-        if one.method != SYNCHRONOUS and one.differences:
+        if one.method != SYNCHRONOUS and one.differences and (one.ranks == 2 or not METHODS[one.method].fixed):
             some = one.differences
             values = (min(some), statistics.mean(some), max(some))
             panels.setdefault(_panel(one.study, one.optimizer), {})[one.label] = values
