@@ -57,8 +57,7 @@ BASE = Size(
     batch=8,
     limit=1300 * MIB,
     limits=(1200 * MIB, 1300 * MIB, 1600 * MIB),
-    tried=tuple(product(COMPARED, (False,))),
-    first=8,
+    tried=(),
 )
 TINY = Size(
     layers=4, width=64, heads=2, vocabulary=512, context=32, batch=16, limit=24 * MIB, limits=(24 * MIB,), tried=()
