@@ -103,9 +103,9 @@ def _measured_on(results: Results, sizes: Results) -> str:
     return f"{len(some['limit'])} rounds of {len(some['limit'][0])} limits each; {results['environment']}{deepspeed}."
 
 
-def _cell(values: Sequence[float]) -> str:
+def _cell(values: Sequence[float], digits: int = 2) -> str:
     low, middle, high = quartiles(values)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def _targets_table(results: Results) -> str:
@@ -117,7 +117,7 @@ def _targets_table(results: Results) -> str:
         row = [model, what]
         for size in sizes:
             one = cells.get((model, what, size))
-            row.append("–" if one is None else f"{_cell(one.values)}, asked {one.asked:g}: {one.verdict}")
+            row.append("–" if one is None else f"{_cell(one.values, 3)}, asked {one.asked:g}: {one.verdict}")
         rows.append(row)
     return table(["model", "target", *(f"m = {size}" for size in sizes)], rows, left=2)
 
