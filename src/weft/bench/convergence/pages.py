@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.bench.benchmark import Results
@@ -15,6 +15,7 @@ from weft.bench.writing import table
 from weft.draw.plots import bars, lines
 
 NAMES = {"sgd": "SGD, momentum", "adamw": "AdamW"}
+ABOVE = 1.1  # times the highest point of synchronous training: a curve's points beyond are left out
 SHOWN = ("wpipe", "wpipe, predicted", "xpipe", "2bw", "pipedream", SYNCHRONOUS)  # in curves, the last one on top
 
 
@@ -153,13 +154,27 @@ def _shown(found: Sequence[Cell]) -> list[Cell]:
 
 
 def _curves(results: Results, found: Sequence[Cell]) -> str:
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for one in _shown(found):
-        size = results["studies"][one.study]["updates"] / len(one.curve)
-        points = [((number + 1) * size, loss) for number, loss in enumerate(one.curve) if loss is not None]
-        if points:
-            panels.setdefault(_panel(one.study, one.optimizer), {})[one.method] = points
+    panels = _panels(results, _shown(found), {})
     return lines("Training loss, mean of the seeds", panels, x="updates", y="loss")
+
+
+def _panels(
+    results: Results, shown: Sequence[Cell], rates: Mapping[str, float]
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Curves over updates, each stretched by its rate; what is far above synchronous training would hide the rest."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for one in shown:
+        (base,) = (cell for cell in shown if (cell.study, cell.optimizer, cell.method) == (*_place(one), SYNCHRONOUS))
+        highest = ABOVE * max(loss for loss in base.curve if loss is not None)
+        size = results["studies"][one.study]["updates"] / len(one.curve) / rates.get(METHODS[one.method].schedule, 1.0)
+        points = [((at + 1) * size, loss) for at, loss in enumerate(one.curve) if loss is not None and loss <= highest]
+        if points:
+            panels.setdefault(_panel(*_place(one)), {})[one.method] = points
+    return panels
+
+
+def _place(one: Cell) -> tuple[str, str]:
+    return one.study, one.optimizer
 
 
 def _throughputs() -> dict[str, float]:
@@ -179,17 +194,7 @@ def _throughputs() -> dict[str, float]:
     return reached["2"] | {"1f1b": best}
 
 
-def _over_time(results: Results, found: Sequence[Cell], rates: dict[str, float]) -> str:
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for one in _shown([one for one in found if one.ranks == 2]):
-        rate = rates[METHODS[one.method].schedule]
-        size = results["studies"][one.study]["updates"] / len(one.curve)
-        points = [((number + 1) * size / rate, loss) for number, loss in enumerate(one.curve) if loss is not None]
-        if points:
-            panels.setdefault(_panel(one.study, one.optimizer), {})[one.method] = points
-    return lines(
-        "Training loss over time, at the measured throughput of two ranks",
-        panels,
-        x="time, in updates at the limit",
-        y="loss",
-    )
+def _over_time(results: Results, found: Sequence[Cell], rates: Mapping[str, float]) -> str:
+    panels = _panels(results, _shown([one for one in found if one.ranks == 2]), rates)
+    title = "Training loss over time, at the measured throughput of two ranks"
+    return lines(title, panels, x="time, in updates at the limit", y="loss")
