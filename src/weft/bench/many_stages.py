@@ -22,7 +22,7 @@ from weft.simulate import ChunkCost, Cost, simulate
 FORWARD, BACKWARD = 0.020, 0.040  # seconds, of a layer
 SLOW = 1.5
 STAGES = (4, 8)
-ROUNDS = 4
+ROUNDS = 3
 WEFT = ("1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", "xpipe")
 PEERS = {"GPipe": "gpipe", "1F1B": "1f1b", "Interleaved1F1B": "interleaved"}  # by the same order of weft
 TARGET = 0.95
