@@ -727,7 +727,7 @@ def test_hugging_face_models(name: str) -> None:
     torch.manual_seed(0)
     model = make()
     as_dict = name == "gpt2"  # the other one takes its arguments by their places
-    without = {"use_cache": False} if as_dict else {}  # a cache lays keys out otherwise, which some CPUs round otherwise
+    without = {"use_cache": False} if as_dict else {}  # a cache lays keys out otherwise: other roundings
     example = tokens_of(1, 7)
     layers = cut_layers(model, at=at, example=example if as_dict else tuple(example.values()))
     assert len(layers) == len(at) + 1
