@@ -41,13 +41,13 @@ class Benchmark:
 
 BENCHMARKS = {
     "throughput": Benchmark(
-        about="two real ranks beside torch.distributed.pipelining, DDP, FSDP2 and DeepSpeed", takes="20 minutes"
+        about="two real ranks beside torch.distributed.pipelining, DDP, FSDP2 and DeepSpeed", takes="half an hour"
     ),
     "many-stages": Benchmark(
-        about="paced layers on 4 and 8 real ranks, over the simulated throughput", takes="8 minutes"
+        about="paced layers on 4 and 8 real ranks, over the simulated throughput", takes="7 minutes"
     ),
     "slow-link": Benchmark(
-        about="two hosts in network namespaces, 1 Gbit/s and 100 Mbit/s; needs root", takes="8 minutes"
+        about="two hosts in network namespaces, 1 Gbit/s and 100 Mbit/s; needs root", takes="5 minutes"
     ),
     "memory": Benchmark(about="bytes a rank holds, counted, resident and simulated; largest batch", takes="15 minutes"),
     "paper-scale": Benchmark(about="the papers' models and devices, simulated", takes="2 minutes"),
