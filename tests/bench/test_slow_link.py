@@ -51,7 +51,8 @@ def _results(**slow: float) -> dict[str, Any]:
         for link in links
     }
     return {
-        "model": {"layers": 4, "width": 10, "tokens": 10, "gradient bytes": 10**6, "message bytes": MESSAGE},
+        "model": {"layers": 4, "width": 10, "tokens": 10, "forward": UNIT / 2, "backward": UNIT}
+        | {"gradient bytes": 10**6, "message bytes": MESSAGE},
         "links": [{"name": link.name, "rate": link.rate, "bucket": link.bucket} for link in links],
         "carried": good,
         "left out": {"weft 2bw warmup 2, m = 2": "it needs more"},

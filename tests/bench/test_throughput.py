@@ -4,7 +4,6 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,14 +32,6 @@ def made(**seconds: float) -> dict[str, Any]:
     one = {"steps": 1, "limit": [[1.0] * 4] * 3, "seconds": {name: [value] * 3 for name, value in given.items()}}
     models = {model: {str(m): one for m in (2, 4, 8)} for model in ("transformer", "resnext")}
     return ENVIRONMENT | {"models": models, "engine": {"wpipe": [100.0, 120.0, 110.0]}}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.runtime.scripts import Scripts, Starter
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels that share their work among threads may add in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -17,15 +17,6 @@ from weft.runtime.cut import cut, cut_layers
 WIDTH = 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More have nothing to do in models this small, and burn time while they wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def rows(batch: int, *, seed: int = 0) -> Tensor:
     return torch.randn(batch, WIDTH, generator=torch.Generator().manual_seed(seed))
 

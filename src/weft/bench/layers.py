@@ -154,3 +154,57 @@ class Paced(nn.Module):
         of_weight = half if value.requires_grad else 2 * half
         result: Tensor = moved + _Weight.apply(self.weight, of_weight)  # type: ignore[no-untyped-call]
         return result
+
+
+# Layers that compute, and sleep for the rest of a fixed time
+
+
+class _Backward(torch.autograd.Function):
+    """Where a layer's backward ends: sleeps until its time is over. The weight lets it run in a first layer too."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, weight: Tensor, layer: Steady) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(weight)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        _sleep_until(ctx.layer.begun + ctx.layer.backward_seconds)
+        return gradient, torch.zeros_like(*ctx.saved_tensors), None
+
+
+class _Begun(torch.autograd.Function):
+    """Where a layer's backward begins."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, layer: Steady) -> Tensor:
+        ctx.layer = layer
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.layer.begun = time.monotonic()
+        return gradient, None
+
+
+class Steady(nn.Module):
+    """A layer whose passes take the same time however fast its core happens to be: it computes, and then sleeps."""
+
+    def __init__(self, layer: nn.Module, *, forward: float, backward: float) -> None:
+        super().__init__()
+        self.layer = layer
+        self.forward_seconds, self.backward_seconds = forward, backward
+        self.weight = nn.Parameter(torch.zeros(1))  # has a gradient of zero
+        self.begun = 0.0  # when the backward that runs now began
+
+    def forward(self, value: Tensor) -> Tensor:
+        begun = time.monotonic()
+        result: Tensor = self.layer(_Backward.apply(value, self.weight, self))  # type: ignore[no-untyped-call]
+        _sleep_until(begun + self.forward_seconds)
+        marked: Tensor = _Begun.apply(result, self)  # type: ignore[no-untyped-call]
+        return marked
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))

@@ -8,6 +8,7 @@ computing, asleep, blocked in a message or stopped. The rank that waited asks al
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
@@ -69,7 +70,7 @@ def ask(rank: int, pid: int) -> None:
             return
         _say(f"stacks of rank {rank} (pid {pid}{', which was stopped and goes on now' if state[:1] == 'T' else ''}):")
         deaf = _blocking(pid)
-        os.kill(pid, SIGNAL)
+        _signal(pid)
         os.kill(pid, signal.SIGCONT)  # afterwards, so that the signal is the first thing that a stopped one sees
         if not status:
             time.sleep(PAUSE)
@@ -80,11 +81,22 @@ def ask(rank: int, pid: int) -> None:
                 _say(f"rank {rank} (pid {pid}) has not answered within {ANSWER:g} s (state: {state})")
                 return
             time.sleep(0.01)
-            seen = 0 if _holds(_status(pid), "ShdPnd") or _blocking(pid) - deaf else seen + 1
+            pending = any(_holds(_status(pid), which) for which in ("SigPnd", "ShdPnd"))
+            seen = 0 if pending or _blocking(pid) - deaf else seen + 1
     except ProcessLookupError:
         _say(f"rank {rank} (pid {pid}) is gone")
     except Exception as problem:
         _say(f"rank {rank} (pid {pid}) can't be asked: {problem}")
+
+
+def _signal(pid: int) -> None:
+    """To the main thread, where Linux's libc can: of a process's own signals any thread may be the taker, while a main
+    thread that was stopped already goes on."""
+    tgkill = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None) if sys.platform == "linux" else None
+    if tgkill is None:
+        os.kill(pid, SIGNAL)
+    elif tgkill(pid, pid, SIGNAL):
+        raise OSError(ctypes.get_errno(), f"no signal could be sent to {pid}")
 
 
 def _say(text: str) -> None:

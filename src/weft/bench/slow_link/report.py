@@ -95,19 +95,11 @@ def tables(results: Results) -> dict[str, str]:
 def _model(results: Results) -> str:
     model = results["model"]
     messages = model["message bytes"] / 1e3
-    return table(
-        ("layers", "width", "tokens a micro-batch", "gradients, kB", "activations of a micro-batch at a cut, kB"),
-        [
-            [
-                model["layers"],
-                model["width"],
-                model["tokens"],
-                f"{model['gradient bytes'] / 1e3:,.0f}",
-                f"{messages:.1f}",
-            ]
-        ],
-        left=0,
-    )
+    head = ("layers", "width", "tokens a micro-batch", "forward of a layer, ms", "backward, ms", "gradients, kB")
+    sizes = (model["layers"], model["width"], model["tokens"])
+    times = (f"{1e3 * model[way]:.0f}" for way in ("forward", "backward"))
+    row = (*sizes, *times, f"{model['gradient bytes'] / 1e3:,.0f}", f"{messages:.1f}")
+    return table((*head, "activations of a micro-batch at a cut, kB"), [row], left=0)
 
 
 def _links(results: Results, runs: Runs) -> str:

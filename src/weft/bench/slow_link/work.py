@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 import traceback
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 import weft
 from weft.bench.contender import Contender, Update, check_first_update, first_update, pipeline
-from weft.bench.layers import Task
+from weft.bench.layers import Steady, Task
 from weft.bench.peers import ddp, torch_pipeline
 from weft.bench.slow_link.ranks import sent
 from weft.errors import WeftError
@@ -45,10 +45,10 @@ class Wide(nn.Module):
         return result
 
 
-def wide(*, layers: int, width: int, tokens: int) -> Task:
-    """Wide layers and few tokens: a regression from vectors to vectors."""
+def wide(*, layers: int, width: int, tokens: int, forward: float, backward: float) -> Task:
+    """Wide layers and few tokens: a regression from vectors to vectors, at a steady pace."""
     return Task(
-        layers=lambda: [Wide(width) for _ in range(layers)],
+        layers=lambda: [Steady(Wide(width), forward=forward, backward=backward) for _ in range(layers)],
         microbatch=lambda count: (torch.randn(count, width), torch.randn(count, width)),
         samples=tokens,
         loss_fn=functional.mse_loss,
@@ -74,7 +74,7 @@ class Rank:
         """Be there, and see that the other one is."""
         dist.barrier()
 
-    def build(self, *, name: str, microbatches: int, model: dict[str, int]) -> dict[str, float]:
+    def build(self, *, name: str, microbatches: int, model: dict[str, Any]) -> dict[str, float]:
         """Make a contender, see that it computes what plain training does, and look at its time and bytes."""
         task = wide(**model)
         if microbatches not in self._expected:
