@@ -132,13 +132,8 @@ def test_a_search_goes_on_from_what_is_known() -> None:
     assert (search.next(), search.largest) == (None, 8)
 
 
-def test_a_search_that_began_too_high_goes_down() -> None:
-    search = Search(step=4, first=16)
-    for samples, fits in ((16, False), (8, False), (4, True)):
-        assert search.next() == samples
-        search.known[samples] = fits
-    assert (search.next(), search.largest) == (None, 4)
-    assert Search(step=4, first=8, known={8: False, 4: False}).next() is None
+def test_a_search_ends_where_nothing_fits() -> None:
+    assert Search(step=4, known={4: False}).next() is None
 
 
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to …"

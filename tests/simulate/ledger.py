@@ -24,7 +24,7 @@ class Life(NamedTuple):
 
 
 def moments(schedule: Schedule, cost: Cost, minibatches: int) -> list[dict[str, list[float]]]:
-    """Per rank: the bytes of each category at every moment, the constant ones included."""
+    """Per rank: the bytes of each category at every moment, the constant ones included; messages that wait apart."""
     times = spans(schedule, cost, minibatches)
     endless = order(schedule, minibatches + 2 * schedule.stages + 3)  # who would read a version after the window
     return [
@@ -41,7 +41,7 @@ def _rank(
         "gradients": _gradients(schedule, cost, places),
         "activations": _activations(cost, places),
         "extra_versions": _extra_versions(schedule, cost, places, endless),
-        "predicted": _predicted(schedule, cost, places),
+        "buffers": _predicted(schedule, cost, places),
     }
     held: dict[str, list[float]] = defaultdict(list)
     mine = [cost.chunks[chunk] for chunk, owner in enumerate(schedule.placement) if owner == rank]
@@ -51,11 +51,10 @@ def _rank(
             for moment in (2 * place, 2 * place + 1):
                 held[name].append(sum(one.size for one in every if one.first <= moment <= one.last))
         waits = [(other.arrived, _handed(cost, key)) for key, other in ran[place + 1 :] if other.arrived is not None]
-        held["waiting"].append(sum(size for when, size in waits if when <= span.end))
-        held["waiting"].append(sum(size for when, size in waits if when <= following))
+        held["messages"].append(sum(size for when, size in waits if when <= span.end))
+        held["messages"].append(sum(size for when, size in waits if when <= following))
         held["weights"] += [sum(one.weight_bytes for one in mine)] * 2
         held["optimizer"] += [sum(one.optimizer_bytes for one in mine)] * 2
-    held["buffers"] = [sum(both) for both in zip(held.pop("predicted"), held.pop("waiting"), strict=True)]
     return dict(held)
 
 

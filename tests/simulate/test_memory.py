@@ -15,15 +15,18 @@ from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, Simulation, simulat
 
 
 def expect_agreement(run: Simulation) -> None:
-    """The peak is the ledger's peak, and its categories are those of a moment at which the ledger has it."""
+    """Both peaks are the ledger's, and their categories are those of a moment at which the ledger has them."""
     late = -min(int(rows["index"].min()) for rows in run.schedule.streams) // run.schedule.microbatches + 1
     ledger = moments(run.schedule, run.cost, max(run.minibatches, late + max(run.delay) + 2))
     for rank, (memory, held) in enumerate(zip(run.memory, ledger, strict=True)):
-        assert set(memory.bytes) == set(CATEGORIES) == set(held)
-        every = [dict(zip(held, values, strict=True)) for values in zip(*held.values(), strict=True)]
-        totals = [sum(one.values()) for one in every]
-        assert memory.total == sum(memory.bytes.values()) == max(totals), rank
-        assert memory.bytes in [one for one, total in zip(every, totals, strict=True) if total == max(totals)], rank
+        messages = held.pop("messages")
+        apart = [dict(zip(held, values, strict=True)) for values in zip(*held.values(), strict=True)]
+        every = [one | {"buffers": one["buffers"] + some} for one, some in zip(apart, messages, strict=True)]
+        for found, moments_of_rank in ((memory.bytes, every), (memory.apart_from_messages, apart)):
+            assert set(found) == set(CATEGORIES) == set(held)
+            most = max(sum(one.values()) for one in moments_of_rank)
+            assert found in [one for one in moments_of_rank if sum(one.values()) == most], rank
+        assert memory.total == sum(memory.bytes.values())
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
@@ -82,6 +85,18 @@ def test_what_has_arrived_waits_in_a_buffer() -> None:
     assert [one.bytes["buffers"] for one in run.memory] == [3, 6]
     slow = Cost(chunks=chunks, links={(0, 1): Link(bandwidth=1.0)})  # one every 3: each is taken when it comes
     assert simulate(pipe, slow).memory[1].bytes["buffers"] == 3
+
+
+def test_bytes_apart_from_messages_are_those_of_their_own_moment() -> None:
+    """GPipe's second rank is slower: two messages of 100 bytes wait while it holds 16, none while it holds 32."""
+    pipe = schedule("gpipe", stages=2, microbatches=4)
+    chunks = (
+        ChunkCost(forward=1, activation_bytes=0, gradient_bytes=0, input_bytes=100),
+        ChunkCost(forward=2, activation_bytes=8, gradient_bytes=0, input_bytes=100),
+    )
+    last = simulate(pipe, Cost(chunks=chunks)).memory[1]
+    assert (last.bytes["activations"], last.bytes["buffers"]) == (16, 200)
+    assert (last.apart_from_messages["activations"], last.apart_from_messages["buffers"]) == (32, 0)
 
 
 def test_split_backward_holds_activations_until_the_weight_gradient() -> None:

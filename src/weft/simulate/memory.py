@@ -12,7 +12,7 @@ buffers          what was handed over and waits for its action, also from a chun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,14 @@ CATEGORIES = ("weights", "extra_versions", "gradients", "optimizer", "activation
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """A rank's peak: the categories at the moment when their sum is largest, and peaks in counts."""
+    """A rank's peak: the categories at the moment when their sum is largest, and peaks in counts.
+
+    `apart_from_messages` has those of another moment: when the sum of all but waiting messages, which are left out of
+    its buffers, is largest. This is what a rank's own meters count.
+    """
 
     bytes: dict[str, float]
+    apart_from_messages: dict[str, float]
     in_flight: float  # micro-batches between forward and backward, in whole stages
     versions: dict[int, int]  # chunk -> versions held, the newest included
 
@@ -152,43 +157,61 @@ def _opens(program: Program, rank: int) -> npt.NDArray[np.bool_]:
     return opens
 
 
+class _Change(NamedTuple):
+    """How much of a category comes or goes at some moments: with the row's start, or else with its end."""
+
+    category: str
+    moments: Ints
+    with_start: bool
+    by: Floats
+
+
 def _measure_rank(ran: _Ran, sizes: _Sizes) -> RankMemory:
     weight, gradient = sizes.weight, sizes.gradient
     starts, ends = sizes.keeps[ran.kind], -sizes.drops[ran.kind]
-    changes = [  # category, moments, whether with the row's start, by how much
-        ("gradients", ran.opens, True, gradient[ran.chunk[ran.opens]]),
-        ("gradients", ran.updates, False, -gradient[ran.chunk[ran.updates]]),
-        ("extra_versions", ran.updates, False, weight[ran.chunk[ran.updates]]),
-        ("extra_versions", ran.dies, False, -weight[ran.chunk[ran.dies]]),
-        ("buffers", ran.predicts, True, weight[ran.chunk[ran.predicts]]),
-        ("buffers", ran.forgets, False, -weight[ran.chunk[ran.forgets]]),
+    changes = [
+        _Change("gradients", ran.opens, True, gradient[ran.chunk[ran.opens]]),
+        _Change("gradients", ran.updates, False, -gradient[ran.chunk[ran.updates]]),
+        _Change("extra_versions", ran.updates, False, weight[ran.chunk[ran.updates]]),
+        _Change("extra_versions", ran.dies, False, -weight[ran.chunk[ran.dies]]),
+        _Change("buffers", ran.predicts, True, weight[ran.chunk[ran.predicts]]),
+        _Change("buffers", ran.forgets, False, -weight[ran.chunk[ran.forgets]]),
     ]
     for _, moments, with_start, by in changes:
         (starts if with_start else ends)[moments] += by
     after = np.cumsum(starts + ends)
     during = after - ends
-    at_end = at_start = np.zeros(1)
+    apart = whole = _held(ran, sizes, changes, *_peak(during, after))
     if ran.arrived is not None:
         at_end, at_start = _waiting(ran, ran.arrived, sizes)
-        during, after = during + at_end, after + at_start
-
-    while_running = bool(during.max() >= after.max())  # else the peak is between two rows
-    place = int((during if while_running else after).argmax())
-    peak = dict.fromkeys(CATEGORIES, 0.0)
-    peak["weights"], peak["optimizer"] = weight[ran.chunks].sum(), sizes.optimizer[ran.chunks].sum()
-    for name, moments, with_start, by in changes:
-        peak[name] += by[(moments < place) | ((moments == place) & (with_start or not while_running))].sum()
-    kinds = ran.kind[: place + 1]
-    gone = kinds[:-1] if while_running else kinds
-    peak["activations"] = sizes.keeps[kinds].sum() - sizes.drops[gone].sum()
-    if ran.arrived is not None:
-        peak["buffers"] += (at_end if while_running else at_start)[place]
+        place, running = _peak(during + at_end, after + at_start)
+        whole = _held(ran, sizes, changes, place, running)
+        whole["buffers"] += float((at_end if running else at_start)[place])
     flies, lands = sizes.flies[ran.kind], sizes.lands[ran.kind]
     return RankMemory(
-        bytes={name: float(value) for name, value in peak.items()},
+        bytes=whole,
+        apart_from_messages=apart,
         in_flight=int((np.cumsum(flies - lands, dtype=np.int32) + lands).max()) / len(ran.chunks),
         versions={one: 1 + _most_extra(ran, one) for one in ran.chunks},
     )
+
+
+def _peak(during: Floats, after: Floats) -> tuple[int, bool]:
+    """The row of the peak, and whether it is while that row runs; else it is between that row and the next."""
+    running = bool(during.max() >= after.max())
+    return int((during if running else after).argmax()), running
+
+
+def _held(ran: _Ran, sizes: _Sizes, changes: list[_Change], place: int, running: bool) -> dict[str, float]:
+    """The categories at a moment, without waiting messages."""
+    held = dict.fromkeys(CATEGORIES, 0.0)
+    held["weights"], held["optimizer"] = sizes.weight[ran.chunks].sum(), sizes.optimizer[ran.chunks].sum()
+    for name, moments, with_start, by in changes:
+        held[name] += by[(moments < place) | ((moments == place) & (with_start or not running))].sum()
+    kinds = ran.kind[: place + 1]
+    gone = kinds[:-1] if running else kinds
+    held["activations"] = sizes.keeps[kinds].sum() - sizes.drops[gone].sum()
+    return {name: float(value) for name, value in held.items()}
 
 
 def _most_extra(ran: _Ran, chunk: int) -> int:

@@ -10,19 +10,22 @@ from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.bench.benchmark import Results
 from weft.bench.kept import Keep
-from weft.bench.memory.bert import METHODS, MIB, SMALL, TINY, Size, linear
+from weft.bench.memory.bert import BASE, METHODS, MIB, SMALL, TINY, Size, linear
 from weft.bench.memory.search import Known, Search, largest_of
 from weft.bench.memory.trial import too_large
 from weft.bench.writing import table
 from weft.draw.plots import bars, stacks
 from weft.errors import RunError, WeftError
 
+if TYPE_CHECKING:
+    from weft.simulate import RankMemory
+
 QUICK = ("1f1b", "2bw", "wpipe")
-MEASURED = {"small": SMALL}  # bert.BASE is there too, and takes a quarter of an hour more
+MEASURED = {"small": SMALL, "base": BASE}
 HELD = ("weights", "extra_versions", "gradients", "optimizer", "activations")  # whose sum is compared
 CLOSE = 0.05  # of the simulated bytes
 STARTING = 600.0  # seconds for all ranks to start
@@ -66,7 +69,9 @@ def _quick(stages: int) -> dict[str, Any]:
 
 
 def _chunks(method: str, stages: int) -> int:
-    return 2 * stages if method == "wpipe" else stages
+    from weft.schedule import schedule
+
+    return schedule(method, stages=stages, microbatches=stages).chunks
 
 
 def _alone(size: Size, chunks: int) -> list[dict[str, Any]]:
@@ -78,7 +83,7 @@ def _alone(size: Size, chunks: int) -> list[dict[str, Any]]:
 def _ran(size: Size, method: str, recompute: bool, stages: int) -> dict[str, Any]:
     """What the ranks say; a batch that does not fit ends them, and the search goes on in new ones."""
     held: list[Any] = []
-    search = Search(step=stages, first=size.first)
+    search = Search(step=stages)
     while not held or ((method, recompute) in size.tried and search.next() is not None):
         now, search.known = _go_on(size, method, recompute, stages, search.known)
         held = held or now
@@ -107,18 +112,18 @@ def _simulated(size: Size, alone: list[dict[str, Any]], method: str, recompute: 
     """Bytes of every rank for the batch that was run, and the largest batches whose bytes are within the limits."""
 
     def fits(samples: int, *, limit: int) -> bool:
-        totals = [sum(one.values()) for one in _memory(alone, method, recompute, stages, samples)]
-        return samples <= MOST and max(totals) <= limit
+        return samples <= MOST and max(one.total for one in _memory(alone, method, recompute, stages, samples)) <= limit
 
+    ran = _memory(alone, method, recompute, stages, size.batch)
     return {
-        "simulated": _memory(alone, method, recompute, stages, size.batch),
+        "simulated": [one.apart_from_messages for one in ran],  # as the engine's meters count
         "simulated_largest": [largest_of(partial(fits, limit=limit), step=stages) for limit in size.limits],
     }
 
 
 def _memory(
     alone: list[dict[str, Any]], method: str, recompute: bool, stages: int, samples: int
-) -> list[dict[str, float]]:
+) -> tuple[RankMemory, ...]:
     from weft.schedule import schedule
     from weft.simulate import ChunkCost, Cost, simulate
 
@@ -134,8 +139,7 @@ def _memory(
         )
         for one in alone
     )
-    run = simulate(schedule(method, stages=stages, microbatches=stages), Cost(chunks=chunks))
-    return [one.bytes for one in run.memory]
+    return simulate(schedule(method, stages=stages, microbatches=stages), Cost(chunks=chunks)).memory
 
 
 # Pages
@@ -236,7 +240,7 @@ def _weights(cell: Mapping[str, Any]) -> int:
 
 
 def _ratios(cell: Mapping[str, Any]) -> list[float]:
-    """Counted over simulated, by rank; without what waits in buffers, which is a matter of timing."""
+    """Counted over simulated, by rank; without messages, of which there are more in a run than the simulator knows."""
     return [_sum(one["counted"]) / _sum(other) for one, other in zip(cell["ranks"], cell["simulated"], strict=True)]
 
 

@@ -32,7 +32,6 @@ class Size:
     limit: int
     limits: tuple[int, ...]  # for which the largest batch is simulated
     tried: tuple[tuple[str, bool], ...]  # methods, without and with recompute, whose largest batch is searched for
-    first: int = 0  # the batch that a search begins with
 
 
 METHODS = ("gpipe", "1f1b", "pipedream", "2bw", "wpipe")
@@ -46,7 +45,7 @@ SMALL = Size(
     batch=32,
     limit=200 * MIB,
     limits=(200 * MIB, 280 * MIB, 400 * MIB),
-    tried=(*product(METHODS, (False,)), *product(COMPARED, (True,))),
+    tried=tuple(product(METHODS, (False, True))),
 )
 BASE = Size(
     layers=12,
@@ -57,7 +56,7 @@ BASE = Size(
     batch=4,
     limit=1300 * MIB,
     limits=(1200 * MIB, 1300 * MIB, 1600 * MIB),
-    tried=(),
+    tried=tuple(product(COMPARED, (False, True))),
 )
 TINY = Size(
     layers=4, width=64, heads=2, vocabulary=512, context=32, batch=16, limit=24 * MIB, limits=(24 * MIB,), tried=()

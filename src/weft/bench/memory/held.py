@@ -21,22 +21,25 @@ import torch
 import torch.distributed as dist
 
 import weft
+from weft.bench.deadline import ends_within
 from weft.bench.memory import bert
 from weft.bench.memory.alone import chunk_bytes
 from weft.bench.memory.bert import TINY, Size
 from weft.bench.memory.search import Known, Search
 from weft.bench.memory.trial import begin, told
 from weft.errors import WeftError
+from weft.schedule import METHODS
 
 if TYPE_CHECKING:
     from weft.train.models import Net
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-SYNCHRONOUS = ("gpipe", "1f1b")
 MAPPED = 64 * 1024  # bytes from which on malloc maps an allocation by itself
 DEADLINE = 600.0  # seconds without a message, on a slow machine
+LONGEST = 1800.0  # seconds that a rank runs: several batches of a search
 
 
+@ends_within(LONGEST)
 def rank_cells(size: Size, methods: Sequence[str], microbatches: int, chunks: Sequence[int]) -> Any:
     """Run by every rank: what it holds under some methods; and what one of the numbers of chunks takes, each alone.
 
@@ -49,6 +52,7 @@ def rank_cells(size: Size, methods: Sequence[str], microbatches: int, chunks: Se
     return held, [chunk_bytes(size, count) for count in chunks[dist.get_rank() :: dist.get_world_size()]]
 
 
+@ends_within(LONGEST)
 def rank_memory(size: Size, method: str, recompute: bool, microbatches: int, known: Known, folder: str) -> Any:
     """Run by every rank: what it holds, and, where that is asked for, the batches that were tried.
 
@@ -61,7 +65,7 @@ def rank_memory(size: Size, method: str, recompute: bool, microbatches: int, kno
         return held, {}
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, held)
-    search = Search(step=microbatches, first=size.first, known=dict(known))
+    search = Search(step=microbatches, known=dict(known))
     while (samples := search.next()) is not None:
         if dist.get_rank() == 0:
             begin(Path(folder), {"held": every, "known": list(search.known.items()), "trying": samples})
@@ -76,7 +80,7 @@ class Maker:
     def __init__(self, size: Size, method: str, *, recompute: bool, microbatches: int, net: Net | None = None) -> None:
         self.size, self.recompute, self.net = size, recompute, net or bert.build(size)
         self.schedule = weft.schedule(method, stages=dist.get_world_size(), microbatches=microbatches)
-        self.late = method not in SYNCHRONOUS
+        self.late = METHODS[method].asynchronous
 
     def make(self) -> weft.Pipeline:
         pipe = weft.Pipeline(

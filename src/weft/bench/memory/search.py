@@ -15,7 +15,6 @@ class Search:
     """What was tried so far; batches are multiples of `step`."""
 
     step: int
-    first: int = 0  # the batch to begin with, where smaller ones surely fit
     known: Known = field(default_factory=dict)
 
     @property
@@ -27,9 +26,9 @@ class Search:
         """The batch to be tried next; None when the largest is known."""
         refused = min((samples for samples, fits in self.known.items() if not fits), default=0)
         if not refused:
-            return 2 * self.largest or self.first or self.step
-        if not self.largest:  # begun with too large a one
-            return refused // 2 // self.step * self.step or None
+            return 2 * self.largest or self.step
+        if not self.largest:
+            return None
         power = self.step
         while 2 * power <= self.largest:
             power *= 2
