@@ -1,7 +1,8 @@
 """What weft raises.
 
 WeftError (a ValueError)      the user's input breaks a rule: rule, values and remedy in one line
-└── ScheduleError             a schedule breaks a rule of the verifier: also the grid, the place marked
+├── ScheduleError             a schedule breaks a rule of the verifier: also the grid, the place marked
+└── Diverged                  training has gone to a loss that is not finite
 RunError (a RuntimeError)     a run broke: names the rank and, where there is one, chunk, micro-batch and cause
 └── PeerError                 it broke on another rank, which has the cause
 """
@@ -27,6 +28,10 @@ class ScheduleError(WeftError):
     def __reduce__(self) -> tuple[Any, ...]:
         """So that it can pass from one process to another."""
         return _again, (self.rule, self.problem, self.grid)
+
+
+class Diverged(WeftError):
+    """A loss that is not finite, where such mini-batches are not to be left out."""
 
 
 class RunError(RuntimeError):

@@ -1,12 +1,17 @@
 """The accuracy benchmark: its runs are what they say, its verdicts follow from the figures."""
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weft.bench.convergence import best, beyond, measure, missed, plots, tables
+from weft.bench.convergence.pages import _panels, _rate
+from weft.bench.convergence.speed import rates, rates_beside
 from weft.bench.convergence.studies import METHODS, QUICK, STUDIES, SYNCHRONOUS, Run, comparisons, even
+from weft.bench.convergence.training import trained
 from weft.bench.convergence.verdicts import cells
 from weft.bench.kept import Keep
 from weft.errors import WeftError
@@ -104,9 +109,8 @@ def test_verdicts_follow_from_the_noise_of_seeds() -> None:
     assert "0.2: diverged" in shown["rates"]
 
 
-def test_tables_and_pictures_of_the_whole_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_pictures_of_the_whole_form() -> None:
     """Not every method runs on every number of ranks with every optimizer."""
-    monkeypatch.chdir(tmp_path)
     results = results_of({})
     results["runs"] = [
         vars(run) | {"loss": 1.0 + run.seed / 10, "metric": 0.5, "curve": [2.0, 1.0]}
@@ -119,11 +123,80 @@ def test_tables_and_pictures_of_the_whole_form(tmp_path: Path, monkeypatch: pyte
     assert missed(results) == ["text, sgd: the best rate is at the edge of the sweep"]
 
 
-def test_pictures_are_made_of_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where no throughput was measured
+def test_pictures_are_made_of_the_figures() -> None:
     pictures = plots(results_of({"wpipe": [1.05, 1.15, 1.25]}))
     assert pictures.keys() == {"differences.svg", "curves.svg"}
     assert all("wpipe" in picture and picture.startswith("<svg") for picture in pictures.values())
+
+
+def test_curves_over_time_are_of_methods_whose_rate_is_known() -> None:
+    results = results_of({name: [1.0, 1.1, 1.2] for name in ("wpipe", "wpipe, predicted", "xpipe")})
+    results["throughput"] = {"transformer": {"1f1b": 0.5, "wpipe": 0.8}, "resnext": {"xpipe": 0.9}}
+    picture = plots(results)["time.svg"]
+    assert "wpipe" in picture
+    assert "predicted" not in picture
+    assert "xpipe" not in picture  # its rate is that of another model
+    found = _panels(results, list(cells(results)), partial(_rate, results))
+    assert found.keys() == {"text, SGD, momentum", "text, AdamW"}
+    # 20 updates in two parts, each point in the middle of its part
+    assert [at for at, _ in found["text, AdamW"][SYNCHRONOUS]] == [10, 30]
+    assert [at for at, _ in found["text, AdamW"]["wpipe"]] == [6.25, 18.75]
+    assert {STUDIES[name].like for name in ("text", "qqp")} == {"transformer"}
+    assert STUDIES["cifar10"].like == "resnext"
+
+
+def test_rates_are_those_of_two_micro_batches_and_the_best_of_synchronous_training(tmp_path: Path) -> None:
+    def size(**seconds: list[float]) -> dict[str, Any]:
+        named = {name if name == "DDP" else f"weft {name.replace('_', ' ')}": some for name, some in seconds.items()}
+        return {"limit": {name: [1.0] * 3 for name in named}, "seconds": named}
+
+    sizes = {
+        "2": size(gpipe=[2.0] * 3, wpipe=[1.25, 1.0, 2.0], DDP=[1.0] * 3),
+        "8": size(gpipe=[2.5] * 3, interleaved=[1.6] * 3, wpipe=[1.0] * 3, xpipe=[1.0] * 3),
+    }
+    wanted = {"transformer": {"wpipe": 0.8, "1f1b": 0.625}}
+    assert rates({"models": {"transformer": sizes}}) == wanted
+    assert rates_beside(tmp_path / "convergence") == rates_beside(None) == {}
+    (tmp_path / "throughput").mkdir()
+    (tmp_path / "throughput/results.json").write_text(json.dumps({"models": {"transformer": sizes}}))
+    assert rates_beside(tmp_path / "convergence") == wanted
+
+
+def test_synchronous_training_that_diverged_is_told() -> None:
+    """On every seed, in the first part of the run: nothing can be compared, and other methods are still shown."""
+    results = results_of({SYNCHRONOUS: [None] * 3, "wpipe": [1.0, 1.1, 1.2]})
+    for run in results["runs"]:
+        if run["loss"] is None:
+            run["curve"] = [None, None]
+    assert (
+        "| wpipe, p = 2 | synchronous training diverged | synchronous training diverged |" in tables(results)["claim"]
+    )
+    assert "no seed ended in both" in tables(results)["text"]
+    assert all("synchronous training diverged" in line for line in missed(results))
+    pictures = plots(results)
+    assert pictures.keys() == {"curves.svg"}
+    assert "wpipe" in pictures["curves.svg"]
+
+
+def test_a_difference_without_noise_has_no_verdict() -> None:
+    """One seed alone says nothing of the noise."""
+    results = results_of({SYNCHRONOUS: [1.0], "wpipe": [1.1], "xpipe": [1.0]})
+    shown = tables(results)["claim"]
+    assert "| wpipe, p = 2 | noise unknown | noise unknown |" in shown
+    assert "| xpipe, p = 2 | +0.0 | +0.0 |" in shown
+
+
+def test_a_run_that_diverges_ends_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other mistake is an error."""
+    found = trained(run_of("wpipe", 2, rate=1e30), quick=True)
+    assert (found["loss"], found["metric"], found["curve"][-1]) == (None, None, None)
+
+    def fails(self: Any, *given: Any) -> None:
+        raise WeftError("the loss is a pity")
+
+    monkeypatch.setattr("weft.runtime.worker.Worker._check_loss", fails)
+    with pytest.raises(WeftError, match="a pity"):
+        trained(run_of("wpipe", 2), quick=True)
 
 
 def test_the_quick_form_trains_every_method() -> None:

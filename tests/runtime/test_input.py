@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
-from weft.errors import PeerError, RunError, ScheduleError, WeftError
+from weft.errors import Diverged, PeerError, RunError, ScheduleError, WeftError
 
 ROWS, WIDTH = 8, 4
 
@@ -298,7 +298,7 @@ def test_a_loss_that_is_not_finite(value: float) -> None:
     message = rf'mini-batch 1, micro-batch 0 .*: the loss is {value}; lower the learning rate.*nan="skip"'
     pipe = pipeline()
     pipe.step(rows(), rows())
-    with pytest.raises(WeftError, match=message):
+    with pytest.raises(Diverged, match=message):
         pipe.step(rows(), rows() * value)
 
 

@@ -45,6 +45,11 @@ class Keep:
             self.add(part, make())
         return self._parts[part]
 
+    @property
+    def folder(self) -> Path | None:
+        """Where the results will be, beside those of other benchmarks; None where nothing is written."""
+        return None if self._path is None else self._path.parent
+
     def __contains__(self, part: str) -> bool:
         return part in self._parts
 

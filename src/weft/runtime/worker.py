@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from weft.errors import RunError, WeftError
+from weft.errors import Diverged, RunError, WeftError
 from weft.runtime.chunk import Chunk, Flight
 from weft.runtime.messages import Key, Message, describe, key_of
 from weft.runtime.meters import Meter
@@ -135,7 +135,8 @@ class Worker:
             place = f"rank {self.number}, chunk {chunk}, mini-batch {minibatch}, {unit}"
             place += "" if action is None else f" ({action})"
             if isinstance(problem, WeftError):
-                raise WeftError(f"{place}: {problem}") from problem
+                kind = Diverged if isinstance(problem, Diverged) else WeftError
+                raise kind(f"{place}: {problem}") from problem
             raise RunError(f"{place}: {type(problem).__name__}: {problem}") from problem
 
     # Waiting
@@ -265,7 +266,7 @@ class Worker:
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss) and not self._skip_nan:
-            raise WeftError(
+            raise Diverged(
                 f"the loss is {loss}; lower the learning rate or look at the data "
                 '(nan="skip" leaves such mini-batches out and counts them)'
             )

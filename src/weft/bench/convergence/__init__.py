@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from weft.bench.convergence.pages import missed, plots, tables
+from weft.bench.convergence.speed import rates_beside
 from weft.bench.convergence.studies import OPTIMIZERS, QUICK, STUDIES, SYNCHRONOUS, Run, comparisons
 from weft.bench.kept import Keep
 
@@ -48,6 +49,7 @@ def measure(*, quick: bool, keep: Keep) -> dict[str, Any]:
         for run in comparisons(name, studies[name], optimizer, best(tried), quick=quick)
     ]
     found = all_of(runs_of_all, quick=quick, keep=keep)
+    throughput = rates_beside(keep.folder)
     return {
         "studies": {
             name: {"title": one.title, "updates": one.updates, "batch": one.batch, "evaluated": one.evaluated}
@@ -57,7 +59,7 @@ def measure(*, quick: bool, keep: Keep) -> dict[str, Any]:
             ", ".join(place): {f"{rate:g}": tried[rate] for rate in sorted(tried)} for place, tried in sweeps.items()
         },
         "runs": [vars(run) | found[run] for run in runs_of_all],
-    }
+    } | ({"throughput": throughput} if throughput else {})
 
 
 def best(tried: dict[float, float | None]) -> float:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from weft.bench.benchmark import Results
-from weft.bench.convergence.studies import METHODS, OPTIMIZERS, SYNCHRONOUS
+from weft.bench.convergence.studies import METHODS, OPTIMIZERS, STUDIES, SYNCHRONOUS
 from weft.bench.convergence.verdicts import CLAIMED, Cell, cells
-from weft.bench.throughput.pages import ratios
 from weft.bench.writing import table
 from weft.draw.plots import bars, lines
 
@@ -43,9 +42,15 @@ def missed(results: Results) -> list[str]:
 def plots(results: Results) -> dict[str, str]:
     """Differences to synchronous training, curves over updates and, where throughput was measured, over time."""
     found = list(cells(results))
-    made = {"differences.svg": _differences(found), "curves.svg": _curves(results, found)}
-    if rates := _throughputs():
-        made["time.svg"] = _over_time(results, found, rates)
+    title = "Held-out loss, less that of synchronous training of the same seed"
+    made = {}
+    if differences := _differences(found):
+        made["differences.svg"] = bars(title, differences, unit="nats", reference=0.0)
+    if panels := _panels(results, _shown(found), lambda one: 1.0):
+        made["curves.svg"] = lines("Training loss, mean of the seeds", panels, x="updates", y="loss")
+    if panels := _panels(results, _shown([one for one in found if one.ranks == 2]), partial(_rate, results)):
+        title = "Training loss over time, at the measured throughput of two ranks"
+        made["time.svg"] = lines(title, panels, x="time, in updates at the limit", y="loss")
     return made
 
 
@@ -112,9 +117,9 @@ def _claim(found: Sequence[Cell]) -> str:
 
 
 def _units(one: Cell) -> str:
-    if one.diverged:
+    if one.verdict not in ("within", "worse", "better"):
         return one.verdict
-    units = statistics.mean(one.differences) / one.noise if one.noise else 0.0
+    units = statistics.mean(one.differences) / one.noise if one.noise else 0.0  # without noise, within is equal
     return f"{units:+.1f}" if one.verdict == "within" else f"**{units:+.1f}**"
 
 
@@ -125,7 +130,7 @@ def _mean(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
 
 def _difference(one: Cell) -> str:
     if not one.differences:
-        return "no seed ended"
+        return "no seed ended in both"
     least, most = min(one.differences), max(one.differences)
     return f"{statistics.mean(one.differences):+.3f} ({least:+.3f} to {most:+.3f})"
 
@@ -137,14 +142,14 @@ def _panel(study: str, optimizer: str) -> str:
     return f"{study}, {NAMES[optimizer]}"
 
 
-def _differences(found: Sequence[Cell]) -> str:
+def _differences(found: Sequence[Cell]) -> dict[str, dict[str, tuple[float, float, float]]]:
     panels: dict[str, dict[str, tuple[float, float, float]]] = {}
     for one in found:
         if one.method != SYNCHRONOUS and one.differences and (one.ranks == 2 or not METHODS[one.method].fixed):
             some = one.differences
             values = (min(some), statistics.mean(some), max(some))
             panels.setdefault(_panel(one.study, one.optimizer), {})[one.label] = values
-    return bars("Held-out loss, less that of synchronous training of the same seed", panels, unit="nats", reference=0.0)
+    return panels
 
 
 def _shown(found: Sequence[Cell]) -> list[Cell]:
@@ -153,21 +158,23 @@ def _shown(found: Sequence[Cell]) -> list[Cell]:
     return [one for method in SHOWN for place, one in most.items() if place[2] == method]
 
 
-def _curves(results: Results, found: Sequence[Cell]) -> str:
-    panels = _panels(results, _shown(found), {})
-    return lines("Training loss, mean of the seeds", panels, x="updates", y="loss")
-
-
 def _panels(
-    results: Results, shown: Sequence[Cell], rates: Mapping[str, float]
+    results: Results, shown: Sequence[Cell], rate: Callable[[Cell], float | None]
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Curves over updates, each stretched by its rate; what is far above synchronous training would hide the rest."""
+    """Curves over updates, each stretched by its rate, if it has one; a point is in the middle of the updates it is of.
+
+    What is far above synchronous training would hide the rest.
+    """
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for one in shown:
+        if (of := rate(one)) is None:
+            continue
         (base,) = (cell for cell in shown if (cell.study, cell.optimizer, cell.method) == (*_place(one), SYNCHRONOUS))
-        highest = ABOVE * max(loss for loss in base.curve if loss is not None)
-        size = results["studies"][one.study]["updates"] / len(one.curve) / rates.get(METHODS[one.method].schedule, 1.0)
-        points = [((at + 1) * size, loss) for at, loss in enumerate(one.curve) if loss is not None and loss <= highest]
+        highest = ABOVE * max((loss for loss in base.curve if loss is not None), default=math.inf)
+        size = results["studies"][one.study]["updates"] / len(one.curve) / of
+        points = [
+            ((at + 0.5) * size, loss) for at, loss in enumerate(one.curve) if loss is not None and loss <= highest
+        ]
         if points:
             panels.setdefault(_panel(*_place(one)), {})[one.method] = points
     return panels
@@ -177,24 +184,7 @@ def _place(one: Cell) -> tuple[str, str]:
     return one.study, one.optimizer
 
 
-def _throughputs() -> dict[str, float]:
-    """Of the limit, by schedule, as benchmarks/throughput has measured it on two ranks with two micro-batches.
-
-    What synchronous training learns does not depend on the micro-batches: it has the best of its schedules and sizes.
-    """
-    path = Path("benchmarks/throughput/results.json")
-    if not path.exists():
-        return {}
-    sizes = json.loads(path.read_text(encoding="utf-8"))["models"]["transformer"]
-    reached = {
-        size: {name.removeprefix("weft "): statistics.median(some) for name, some in ratios(one).items()}
-        for size, one in sizes.items()
-    }
-    best = max(one[name] for one in reached.values() for name in ("gpipe", "1f1b", "interleaved", "zb-h1"))
-    return reached["2"] | {"1f1b": best}
-
-
-def _over_time(results: Results, found: Sequence[Cell], rates: Mapping[str, float]) -> str:
-    panels = _panels(results, _shown([one for one in found if one.ranks == 2]), rates)
-    title = "Training loss over time, at the measured throughput of two ranks"
-    return lines(title, panels, x="time, in updates at the limit", y="loss")
+def _rate(results: Results, one: Cell) -> float | None:
+    """Of the limit, where the throughput of the method was measured on a model like that of the study."""
+    found: float | None = results.get("throughput", {}).get(STUDIES[one.study].like, {}).get(METHODS[one.method].rate)
+    return found

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from weft.errors import WeftError
+from weft.schedule import schedule
 
 SYNCHRONOUS, PARALLEL = "synchronous", "data parallelism"
 OPTIMIZERS = {
@@ -36,6 +37,7 @@ class Study:
     rates: dict[str, tuple[float, ...]]  # of the sweep, by optimizer
     sweep_seeds: tuple[int, ...] = (100,)  # several where a rate that is good on one seed fails on another
     metric: str  # that people ask for
+    like: str = "transformer"  # the model of the throughput benchmark whose rates it has
     every_size: tuple[str, ...] = ()  # optimizers with which also `fixed` methods are run on all numbers of ranks
 
     def sets(self, folder: Path) -> list[str]:
@@ -93,6 +95,7 @@ STUDIES = {
         evaluated=1000,
         rates={"sgd": (0.02, 0.04, 0.08, 0.16), "adamw": (2e-3, 4e-3, 8e-3, 1.6e-2)},
         metric="accuracy",
+        like="resnext",
     ),
 }
 QUICK = {
@@ -118,6 +121,11 @@ class Method:
     replicas: int = 1
     ranks: tuple[int, ...] = (2, 4, 8)
     fixed: bool = False
+
+    @property
+    def rate(self) -> str:
+        """The name of its rate in the throughput benchmark."""
+        return f"{self.schedule} predict {self.predict}" if self.predict else self.schedule
 
 
 METHODS = {
@@ -150,9 +158,9 @@ class Run:
     def sets(self, study: Study, folder: Path) -> list[str]:
         """The settings of its job."""
         method = METHODS[self.method]
-        stages, chunks = self.ranks // method.replicas, self.ranks // method.replicas
-        chunks *= 2 if method.schedule == "wpipe" else 1
+        stages = self.ranks // method.replicas
         microbatches = max(FEWEST, self.ranks if method.fixed else 0) // method.replicas
+        chunks = schedule(method.schedule, stages=stages, microbatches=microbatches).chunks
         return [
             *study.sets(folder),
             *OPTIMIZERS[self.optimizer],

@@ -25,7 +25,7 @@ class Cell:
     metrics: tuple[float, ...]
     differences: tuple[float, ...]  # of held-out loss to synchronous training of the same seed; more is worse
     diverged: int
-    noise: float  # standard deviation of synchronous training over its seeds
+    noise: float  # standard deviation of synchronous training over its seeds; 0 if fewer than two ended
     curve: tuple[float | None, ...]  # mean training loss
 
     @property
@@ -40,6 +40,8 @@ class Cell:
         if not self.differences:
             return "synchronous training diverged"
         mean = statistics.mean(self.differences)
+        if mean and not self.noise:
+            return "noise unknown"
         return "within" if abs(mean) <= self.noise else "worse" if mean > 0 else "better"
 
 
