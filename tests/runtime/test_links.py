@@ -7,6 +7,7 @@ group of its own, so that what one leaves behind can't reach the next.
 from __future__ import annotations
 
 import math
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from weft.runtime.buffers import ALIGNMENT, Pool, aligned
 from weft.runtime.links import FIRST, MOST_DESCRIPTIONS, Incoming, Lost, Outgoing
 from weft.runtime.messages import Message
 from weft.runtime.nest import flatten, unflatten
+from weft.runtime.shared import Borrower, Lender
 
 LONG = timedelta(seconds=30)  # for what has to come
 SHORT = timedelta(seconds=0.2)  # for what never comes
@@ -342,8 +344,9 @@ def nobody_reads(end: End) -> list[Any]:
 
 Exchanged: TypeAlias = "list[dict[str, tuple[str, Any]]]"
 
-CASES: list[tuple[str, Callable[[End], Any], int]] = [
-    (f"{case.__name__} {slots}", case, slots)
+SHARING = [nests, sizes, many_descriptions, bounded, held]  # over shared memory too, with three slots
+CASES: list[tuple[str, Callable[[End], Any], int, bool]] = [
+    (f"{case.__name__} {slots}", case, slots, False)
     for case, several in (
         (nests, (1, 3)),
         (plain_values, (3,)),
@@ -362,13 +365,16 @@ CASES: list[tuple[str, Callable[[End], Any], int]] = [
     )
     for slots in several
 ]
+CASES += [(f"{case.__name__} shared", case, 3, True) for case in SHARING]
 
 
 def run_cases() -> dict[str, tuple[str, Any]]:
     """What each case came to on this rank: a traceback, or nothing and a result."""
     torch.set_num_threads(1)
     found: dict[str, tuple[str, Any]] = {}
-    for name, case, slots in CASES:
+    sender = torch.tensor(os.getpid())
+    dist.broadcast(sender, 0)
+    for name, case, slots, shares in CASES:
         dist.barrier()  # if one end failed, the other comes when it has waited long enough
         group, control = (dist.new_group(backend="gloo", timeout=LONG) for _ in range(2))
         wait = SHORT if case is nobody_reads else LONG
@@ -376,14 +382,20 @@ def run_cases() -> dict[str, tuple[str, Any]]:
         end = End(
             group=group,
             control=control,
-            outgoing=Outgoing(group, 1, slots=slots, wait=wait) if sends else None,
-            incoming=None if sends else Incoming(group, 0, slots=slots, device=torch.device("cpu")),
+            outgoing=Outgoing(group, 1, slots=slots, wait=wait, lender=Lender() if shares else None) if sends else None,
+            incoming=None if sends else _incoming(group, slots, int(sender) if shares else None),
         )
         try:
             found[name] = "", case(end)
         except Exception:
             found[name] = traceback.format_exc(), None
+    dist.barrier()  # whoever ends takes its last messages along
     return found
+
+
+def _incoming(group: dist.ProcessGroup, slots: int, sender: int | None) -> Incoming:
+    borrower = None if sender is None else Borrower(sender)
+    return Incoming(group, 0, slots=slots, device=torch.device("cpu"), borrower=borrower)
 
 
 @pytest.fixture(scope="module")
@@ -412,6 +424,9 @@ def results(exchanged: Exchanged, name: str) -> list[Any]:
         ("long_descriptions 1", 6),
         ("long_descriptions 3", 6),
         ("all_larger 3", 4),
+        ("nests shared", 22),
+        ("sizes shared", 165),
+        ("many_descriptions shared", 883),
     ],
 )
 def test_what_is_sent_arrives_in_order(exchanged: Exchanged, name: str, count: int) -> None:
@@ -436,6 +451,18 @@ def test_buffers_are_bounded_and_used_again(exchanged: Exchanged, slots: int) ->
     assert max(receiving) <= 2 * (slots + 1) * largest
     assert max(sending) <= 2 * (slots + 2) * largest
     assert len(addresses) <= 3 * (slots + 1)  # the data stands further back where a description came along
+
+
+def test_shared_memory_is_bounded_and_used_again(exchanged: Exchanged) -> None:
+    """A piece for each message under way, one that is read, and one that was read and is not given back yet."""
+    (sending, _), (receiving, addresses) = results(exchanged, "bounded shared")
+    assert 2 <= len(addresses) < 20  # small messages are not in it
+    assert max(sending) <= 8 * (aligned(20_000 * 4) + FIRST)
+    assert max(receiving) <= 8 * FIRST
+
+
+def test_what_is_held_in_shared_memory_is_never_written_over(exchanged: Exchanged) -> None:
+    results(exchanged, "held shared")
 
 
 @pytest.mark.parametrize("slots", [1, 3])

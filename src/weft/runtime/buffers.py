@@ -22,6 +22,11 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
+def is_held(arrays: list[npt.NDArray[np.uint8]], place: int) -> bool:
+    """Whether anything but this list has an array of it, or a view."""
+    return sys.getrefcount(arrays[place]) != _UNUSED
+
+
 class Pool:
     """Flat byte tensors on the CPU."""
 
@@ -30,7 +35,7 @@ class Pool:
 
     def take(self, size: int) -> Tensor:
         """A tensor of `size` bytes that nobody else holds; it is free again when all its views are gone."""
-        unused = [place for place in range(len(self._arrays)) if sys.getrefcount(self._arrays[place]) == _UNUSED]
+        unused = [place for place in range(len(self._arrays)) if not is_held(self._arrays, place)]
         large = [place for place in unused if self._arrays[place].nbytes >= size]
         if large:
             chosen = min(large, key=lambda place: self._arrays[place].nbytes)
@@ -49,7 +54,7 @@ class Pool:
     def unused_bytes(self) -> int:
         """Of buffers that nothing holds at the moment."""
         arrays = self._arrays
-        return sum(arrays[at].nbytes for at in range(len(arrays)) if sys.getrefcount(arrays[at]) == _UNUSED)
+        return sum(arrays[at].nbytes for at in range(len(arrays)) if not is_held(arrays, at))
 
 
 def _array(size: int) -> npt.NDArray[np.uint8]:

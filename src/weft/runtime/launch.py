@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 from weft.environment import is_rank
 from weft.errors import RunError, WeftError
 from weft.runtime import stacks
+from weft.runtime.heap import keep_freed_memory
 from weft.runtime.rank import GO, STOP, Failure, Job, choose_backend, here, in_words
 
 T = TypeVar("T")
@@ -393,6 +394,7 @@ def _join(
             f"weft.launch joins the ranks that are there, so ranks must equal their number (ranks: {ranks}, "
             f"WORLD_SIZE: {world}); start {ranks} processes with torchrun, or use ranks={world}"
         )
+    keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     stacks.ready()

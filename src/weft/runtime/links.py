@@ -9,6 +9,9 @@ need nothing else, whatever their shapes; a larger one is announced in its place
 a line of its own, and makes the receives that are posted from then on larger. Both ends count along, so shapes that
 do not change cost nothing. Descriptions (dtypes, shapes, nesting) are sent once and then go by number.
 
+Between ranks of one host that can share memory, tensors that are not small are in a piece of it (`shared.py`), and the
+header tells in which: threads of gloo would copy them twice more, on cores that compute.
+
 With CUDA the header goes over gloo all the same, for the host reads it; tensors go over a NCCL communicator of the
 link's own, whose stream no other link can block.
 """
@@ -31,8 +34,11 @@ from weft.errors import PeerError
 from weft.runtime.buffers import ALIGNMENT, Pool, aligned
 from weft.runtime.messages import Message
 from weft.runtime.nest import from_json
+from weft.runtime.shared import Borrower, Lender, Piece
 
-HEADER = struct.Struct("<bxhxxxxqdiiq")  # op, chunk, index, loss, description's number, its bytes, bytes of all
+# op, chunk, index, loss, description's number, its bytes, bytes of all, piece of shared memory (or NO_PIECE), its bytes
+HEADER = struct.Struct("<bxhxxxxqdiiqqq")
+NO_PIECE = -1
 FIRST = 4096  # bytes of the first receives, and so the least that always fits
 ABORT, LARGER = -1, -2  # instead of an op
 LINE, WIDE = 0, 1  # tags
@@ -48,8 +54,17 @@ class Lost(RuntimeError):
 class Outgoing:
     """The sending end of a link."""
 
-    def __init__(self, group: dist.ProcessGroup, target: int, *, slots: int, wait: timedelta, nccl: Any = None) -> None:
-        self._group, self._target, self._wait, self._nccl = group, target, wait, nccl
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        target: int,
+        *,
+        slots: int,
+        wait: timedelta,
+        lender: Lender | None = None,
+        nccl: Any = None,
+    ) -> None:
+        self._group, self._target, self._wait, self._lender, self._nccl = group, target, wait, lender, nccl
         self._pool = Pool()
         self._sends: deque[tuple[Any, ...]] = deque()  # works, and what they send
         self._most = slots + 1
@@ -60,7 +75,7 @@ class Outgoing:
 
     @property
     def nbytes(self) -> int:
-        return self._pool.nbytes
+        return self._pool.nbytes + (0 if self._lender is None else self._lender.nbytes)
 
     def send(self, message: Message) -> None:
         """Send without waiting, unless the link is full."""
@@ -70,26 +85,32 @@ class Outgoing:
         number, text = self._describe(message)
         start = aligned(HEADER.size) + aligned(len(text))
         sizes = [0 if self._nccl is not None else aligned(tensor.nbytes) for tensor in tensors]
-        size = start + sum(sizes)
+        piece = self._piece(sum(sizes))
+        size = start + (sum(sizes) if piece is None else 0)
         flat = self._pool.take(size)
-        HEADER.pack_into(flat.numpy().data, 0, *message.key, message.loss, number, len(text), size)
+        shared = (NO_PIECE, 0) if piece is None else (piece.number, piece.size)
+        HEADER.pack_into(flat.numpy().data, 0, *message.key, message.loss, number, len(text), size, *shared)
         if text:
             flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         if self._nccl is None:
-            for tensor, room in zip(tensors, sizes, strict=True):
-                _view(flat, start, tensor.dtype, tensor.shape).copy_(tensor.detach())
-                start += room
+            room, start = (flat, start) if piece is None else (piece.flat, 0)
+            for tensor, taken in zip(tensors, sizes, strict=True):
+                _view(room, start, tensor.dtype, tensor.shape).copy_(tensor.detach())
+                start += taken
         self._post(flat, size)
         if self._nccl is not None:
             payload = [tensor.detach().contiguous() for tensor in tensors]
             works = [dist.isend(tensor, self._target, group=self._nccl) for tensor in payload]
             self._sends[-1] = (*self._sends[-1], *works, *payload)
 
+    def _piece(self, size: int) -> Piece | None:
+        return None if self._lender is None or size < FIRST else self._lender.take(size)
+
     def abort(self, reason: str) -> Work:
         """Tell the other end that this rank failed."""
         text = reason.encode()[: FIRST - 2 * ALIGNMENT]
         flat = torch.zeros(FIRST, dtype=torch.uint8)
-        HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST)
+        HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST, NO_PIECE, 0)
         flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         return self._isend(flat, LINE)
 
@@ -113,7 +134,7 @@ class Outgoing:
             self._sends.append((self._isend(flat, LINE),))
         else:
             head = self._pool.take(ALIGNMENT)
-            HEADER.pack_into(head.numpy().data, 0, LARGER, 0, 0, 0.0, 0, 0, size)
+            HEADER.pack_into(head.numpy().data, 0, LARGER, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0)
             self._sends.append((self._isend(head, LINE), self._isend(flat, WIDE)))
             self._capacity = max(self._capacity, size)
         self._capacities.append(self._capacity)
@@ -130,8 +151,17 @@ class Outgoing:
 class Incoming:
     """The receiving end of a link."""
 
-    def __init__(self, group: dist.ProcessGroup, source: int, *, slots: int, device: torch.device, nccl: Any = None):
-        self._group, self._source, self._device, self._nccl = group, source, device, nccl
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        source: int,
+        *,
+        slots: int,
+        device: torch.device,
+        borrower: Borrower | None = None,
+        nccl: Any = None,
+    ) -> None:
+        self._group, self._source, self._device, self._borrower, self._nccl = group, source, device, borrower, nccl
         self._pool = Pool()
         self._capacity = FIRST
         self._descriptions: dict[int, Description] = {}
@@ -147,12 +177,12 @@ class Incoming:
         posted.wait(wait)
         self._posted.popleft()
         flat = posted.flat
-        op, chunk, index, loss, number, described, size = HEADER.unpack_from(flat.numpy().data)
+        op, chunk, index, loss, number, described, size, piece, room = HEADER.unpack_from(flat.numpy().data)
         if op == LARGER:
             wide = self._irecv(size, WIDE)
             wide.wait(wait)
             flat = wide.flat
-            op, chunk, index, loss, number, described, _ = HEADER.unpack_from(flat.numpy().data)
+            op, chunk, index, loss, number, described, _, piece, room = HEADER.unpack_from(flat.numpy().data)
             self._capacity = max(self._capacity, size)
         start = aligned(HEADER.size)
         text = flat[start : start + described].numpy().tobytes()
@@ -163,6 +193,10 @@ class Incoming:
             self._descriptions[number] = from_json(json.loads(text))
         skeleton, *parts = self._descriptions[number]
         start += aligned(described)
+        if piece != NO_PIECE:
+            assert self._borrower is not None
+            self._borrower.give_back()
+            flat, start = self._borrower.take(piece, room), 0
         tensors = []
         for name, shape, _ in parts:
             dtype = getattr(torch, name)

@@ -22,6 +22,7 @@ from typing import Any
 
 from weft.errors import PeerError, RunError, WeftError
 from weft.runtime import stacks
+from weft.runtime.heap import keep_freed_memory
 
 GO, STOP = b"go", b"stop"  # what a parent tells its ranks
 
@@ -119,6 +120,7 @@ def _load(rank: int, job: Job, call: bytes) -> tuple[Callable[..., Any], tuple[A
     here.inside = f"rank {rank} of {job.ranks}"
     import torch
 
+    keep_freed_memory()
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     sys.argv = job.argv

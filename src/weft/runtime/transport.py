@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import asdict
 from datetime import timedelta
 from time import monotonic_ns
 from typing import Any, NoReturn, Protocol, cast
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.errors import PeerError, RunError
-from weft.runtime import stacks
+from weft.runtime import shared, stacks
 from weft.runtime.gather import gather_json
 from weft.runtime.links import Incoming, Lost, Outgoing
 from weft.runtime.messages import Message
@@ -124,9 +125,15 @@ class Processes:
         now = monotonic_ns()
         first = self.everyone(now)[0]
         self.zero: int = first if self._peers[0][0] == here else now  # clocks of one host agree; others at this moment
-        self._connect(schedule, slots)
+        self._connect(schedule, slots, self._readers())
 
-    def _connect(self, schedule: Schedule, slots: int) -> None:
+    def _readers(self) -> list[list[int]]:
+        """For each rank, the ranks whose memory it can read."""
+        with shared.offered() as mine:
+            offers = [shared.Offer(**one) for one in self.everyone(asdict(mine))]
+            return self.everyone([rank for rank, one in enumerate(offers) if one.readable()])
+
+    def _connect(self, schedule: Schedule, slots: int, readers: list[list[int]]) -> None:
         pairs = [(a, b) for a, b in zip(schedule.placement, schedule.placement[1:], strict=False) if a != b]
         edges = sorted({*pairs, *((b, a) for a, b in pairs)})
         self._outgoing: dict[int, Outgoing] = {}
@@ -135,10 +142,17 @@ class Processes:
             for a, b in edges:
                 source, target = first + a, first + b
                 nccl = self._new_nccl_group(source, target) if self._device.type == "cuda" else None
+                shares = nccl is None and source in readers[target]
                 if self._rank == source:
-                    self._outgoing[b] = Outgoing(self._lines, target, slots=slots, wait=self._deadline, nccl=nccl)
+                    lender = shared.Lender() if shares else None
+                    self._outgoing[b] = Outgoing(
+                        self._lines, target, slots=slots, wait=self._deadline, lender=lender, nccl=nccl
+                    )
                 if self._rank == target:
-                    self._incoming[a] = Incoming(self._lines, source, slots=slots, device=self._device, nccl=nccl)
+                    borrower = shared.Borrower(self._peers[source][1]) if shares else None
+                    self._incoming[a] = Incoming(
+                        self._lines, source, slots=slots, device=self._device, borrower=borrower, nccl=nccl
+                    )
 
     def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
         group = dist.new_group(list(ranks), backend=backend, timeout=self._deadline)

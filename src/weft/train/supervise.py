@@ -18,6 +18,7 @@ from typing import Any
 from weft.environment import is_first, is_rank
 from weft.errors import RunError, WeftError
 from weft.runtime.checkpoint import inspect
+from weft.runtime.heap import keep_freed_memory
 from weft.runtime.launch import launch
 from weft.train.folder import Folder
 from weft.train.job import Job, ranks_of, schedule_of
@@ -72,6 +73,7 @@ def _here(job: Job, folder: Folder, start: str | None, show: str) -> dict[str, A
     from weft.train.loop import train
 
     if job.schedule.virtual:
+        keep_freed_memory()
         torch.set_num_threads(job.train.threads)
         return train(job, str(folder), start, 0, show)
     ranks = ranks_of(job)

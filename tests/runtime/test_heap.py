@@ -1,0 +1,58 @@
+"""What is freed stays with its process, and so costs no page faults."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from weft.runtime import heap
+
+glibc = pytest.mark.skipif(
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is told"
+)
+SCRIPT = """
+import resource, sys
+import torch
+from weft.runtime.heap import keep_freed_memory
+
+if "keep" in sys.argv:
+    keep_freed_memory()
+
+def step():
+    some = [torch.ones(300_000) for _ in range(30)]  # of 1.2 MB each
+
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGES = 30 * 1_200_000 // resource.getpagesize()  # of a step
+
+
+def faults(*arguments: str, **environment: str) -> int:
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    return int(done.stdout)
+
+
+@glibc
+def test_what_is_freed_is_used_again_without_page_faults() -> None:
+    assert faults("keep") < PAGES  # for ten steps
+    assert faults() > 5 * PAGES
+
+
+@glibc
+def test_who_has_chosen_otherwise_is_left_alone() -> None:
+    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072") > 5 * PAGES
+
+
+def test_it_does_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: pytest.fail("a library was asked"))
+    heap.keep_freed_memory()
