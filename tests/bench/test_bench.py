@@ -43,14 +43,26 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_has_its_four_functions_and_a_digest(name: str) -> None:
+def test_every_benchmark_has_its_four_functions(name: str) -> None:
     module = module_of(name)
     assert all(callable(getattr(module, function)) for function in ("measure", "tables", "plots", "missed"))
-    assert len(digest(name)) == 16
 
 
-def test_digests_are_of_their_own_sources() -> None:
-    assert len({digest(name) for name in BENCHMARKS}) == len(BENCHMARKS)
+def test_the_digest_is_of_all_sources_that_measure(tmp_path: Path) -> None:
+    """The runtime among them; a page that is drawn anew leaves it as it is."""
+    assert len(digest()) == 16
+    for name in ("runtime/worker.py", "runtime/report.py", "bench/paced.py", "bench/memory/held.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        before = digest(tmp_path)
+        (tmp_path / name).write_text("new = 1")
+        assert digest(tmp_path) != before
+        (tmp_path / name).write_text("new = 2")
+        assert digest(tmp_path) != before
+    for name in ("cli.py", "draw/plots.py", "bench/memory/pages.py", "bench/slow_link/report.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        before = digest(tmp_path)
+        (tmp_path / name).write_text("new = 1")
+        assert digest(tmp_path) == before
 
 
 def test_everything_is_regenerated_from_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +72,9 @@ def test_everything_is_regenerated_from_nothing(folder: Path, capsys: pytest.Cap
     assert first.keys() == {"README.md", "results.json", "parts.svg"}
     assert "| 1 | 2.5 |" in first["README.md"]
     assert "![parts](parts.svg)" in first["README.md"]
-    assert json.loads(first["results.json"])["form"] == "whole"
+    results = json.loads(first["results.json"])
+    assert (results["form"], results["sources"]) == ("whole", digest())
+    assert all(digest() not in text for name, text in first.items() if name != "results.json")
     for path in folder.iterdir():
         path.unlink()
     assert main(["bench", "throughput"]) == 0
@@ -81,6 +95,15 @@ def test_a_target_that_is_missed_is_told_and_the_folder_is_written(
     assert main(["bench", "throughput"]) == 1
     assert "0.9 is below 0.95" in capsys.readouterr().err
     assert (folder / "results.json").exists()
+
+
+def test_a_quick_form_has_no_targets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor have its results, when they are shown later."""
+    monkeypatch.setattr(command, "module_of", lambda name: fake(missed=lambda results: ["0.9 is below 0.95"]))
+    assert main(["bench", "throughput", "--quick", "-o", "here"]) == 0
+    assert main(["bench", "throughput", "--render", "-o", "here"]) == 0
+    assert main(["bench", "throughput"]) == 1
+    assert main(["bench", "throughput", "--render"]) == 1
 
 
 def test_a_run_that_broke_goes_on_where_it_was(
@@ -135,29 +158,57 @@ def test_rendering_measures_nothing_and_fills_pages(folder: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "words"),
     [
-        ["--render", "--quick"],
-        ["--render", "--resume"],
-        ["--quick", "--resume"],
-        ["--resume", "--overwrite"],
-        ["--quick", "--page", "page.md"],
-        ["--page", "page.md"],
-        ["-o", "file"],
-        ["--quick", "-o", "whole"],
+        (["--render", "--quick"], "--render and --quick exclude each other"),
+        (["--render", "--resume"], "--render and --resume exclude each other"),
+        (["--render", "--overwrite"], "--render and --overwrite exclude each other"),
+        (["--quick", "--resume"], "--quick and --resume exclude each other"),
+        (["--quick", "--overwrite"], "--quick and --overwrite exclude each other"),
+        (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+        (["--quick", "--page", "page.md"], "--quick writes with -o FOLDER only"),
+        (["--page", "none.md"], "--page takes a page with a place for a table of throughput"),
+        (["--page", "nowhere.md"], "--page takes a page with a place for a table of throughput"),
+        (["--page", "endless.md"], "endless.md: the table throughput/parts has no end of its own"),
+        (["-o", "endless"], "README.md: the table parts has no end of its own"),
+        (["-o", "file"], "-o takes a folder (file is a file)"),
+        (["--quick", "-o", "whole"], "whole holds the results of a whole run"),
+        (["--render", "-o", "odd"], "results.json can't be read (it holds no object but list)"),
+        (["--render", "-o", "formless"], "results.json is of the form None"),
     ],
 )
 def test_what_can_not_be_done_is_refused_before_anything_is_measured(
-    options: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    words: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("file").write_text("")
-    Path("page.md").write_text("no mark")
+    Path("none.md").write_text("no mark")
+    Path("page.md").write_text(f"{mark('throughput/parts')}\n{END}\n")
+    Path("endless.md").write_text(f"{mark('throughput/parts')}\n{mark('memory/small')}\n{END}\n")
+    for name in ("endless", "odd", "formless"):
+        Path(name).mkdir()
+    Path("endless/README.md").write_text(f"{mark('parts')}\n{mark('others')}\n{END}\n")
+    Path("odd/results.json").write_text("[]")
+    Path("formless/results.json").write_text('{"benchmark": "throughput"}')
     assert main(["bench", "throughput", "-o", "whole"]) == 0
     monkeypatch.setattr(command, "module_of", lambda name: fake(measure=None))
     capsys.readouterr()
     assert main(["bench", "throughput", *options]) == 2
-    assert capsys.readouterr().err.startswith("weft: ")
+    told = capsys.readouterr().err
+    assert told.startswith("weft: ")
+    assert words in told
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "options", [["--quick"], ["--render"], ["--resume"], ["--overwrite"], ["--page", "x.md"], ["--output", "x"]]
+)
+def test_the_list_takes_no_options(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *options]) == 2
+    assert f"{options[0]} is about one benchmark; give its name, one of throughput" in capsys.readouterr().err
 
 
 def test_an_unknown_name_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

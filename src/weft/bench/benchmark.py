@@ -6,6 +6,7 @@ import hashlib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,6 +14,7 @@ from weft.bench.kept import Keep
 from weft.errors import WeftError
 
 Results = Mapping[str, Any]  # what was measured, as plain JSON
+HOME = Path(__file__).parents[1]  # of weft's sources
 
 
 class Module(Protocol):
@@ -55,8 +57,7 @@ BENCHMARKS = {
 }
 
 
-SHARED = ("contender", "layers", "paced", "peers", "schedules")  # modules that several benchmarks measure with
-READING = ("pages.py", "report.py", "verdicts.py")  # files that measure nothing
+READING = ("cli.py", "draw/*", "bench/*/pages.py", "bench/*/report.py", "bench/*/verdicts.py")  # they measure nothing
 
 
 def module_of(name: str) -> Module:
@@ -66,14 +67,14 @@ def module_of(name: str) -> Module:
     return cast(Module, importlib.import_module(_module(name)))
 
 
-def digest(name: str) -> str:
-    """Of all sources that measure, so that parts of one form are never put together with those of another."""
-    here = Path(__file__).parent
-    home = here / _module(name).rpartition(".")[2]
-    sources = sorted(home.glob("*.py")) if home.is_dir() else [home.with_suffix(".py")]
-    sources = [source for source in sources if source.name not in READING]
-    sources += [here / f"{shared}.py" for shared in SHARED]
-    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+def digest(home: Path = HOME) -> str:
+    """Of all sources but those that only read results: parts of one form are never put together with another's."""
+    whole = hashlib.sha256()
+    for source in sorted(home.rglob("*.py")):
+        name = source.relative_to(home).as_posix()
+        if not any(fnmatchcase(name, pattern) for pattern in READING):
+            whole.update(f"{name}\0".encode() + source.read_bytes() + b"\0")
+    return whole.hexdigest()[:16]
 
 
 def _module(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,15 @@ from weft.errors import RunError, WeftError
 from weft.output import print_table, write_text
 
 PARTIAL = "partial.jsonl"
+QUICK, WHOLE = "quick", "whole"
+BEGIN = re.compile(mark("TABLE").replace("TABLE", "(.+?)"))
 
 
 def bench(arguments: Namespace) -> None:
     """List the benchmarks, or run one."""
     name = arguments.benchmark
     if name is None:
+        _refuse_options(arguments)
         if arguments.json:
             print(json.dumps({name: vars(one) for name, one in BENCHMARKS.items()}, indent=2))
         else:
@@ -36,8 +40,15 @@ def bench(arguments: Namespace) -> None:
         print(json.dumps(results, indent=2, allow_nan=False))
     else:
         print("\n\n".join(module.tables(results).values()))
-    if not arguments.quick and (missed := module.missed(results)):  # a quick form has no targets
+    if results["form"] != QUICK and (missed := module.missed(results)):  # a quick form has no targets
         raise RunError(f"{name}: {len(missed)} missed or too unsteady to tell:\n" + "\n".join(missed))
+
+
+def _refuse_options(arguments: Namespace) -> None:
+    """A list takes --json alone."""
+    for name in ("quick", "render", "resume", "overwrite", "page", "output"):
+        if vars(arguments)[name]:
+            raise WeftError(f"--{name} is about one benchmark; give its name, one of {', '.join(BENCHMARKS)}")
 
 
 def _check(arguments: Namespace, folder: Path, pages: Sequence[Path]) -> None:
@@ -59,13 +70,25 @@ def _check(arguments: Namespace, folder: Path, pages: Sequence[Path]) -> None:
         raise WeftError(
             "--page shows what was written, and --quick writes with -o FOLDER only; give -o, or leave --page out"
         )
-    if arguments.quick and arguments.output is not None and _form(folder) == "whole":
+    if arguments.quick and arguments.output is not None and _form(folder) == WHOLE:
         raise WeftError(f"{folder} holds the results of a whole run, which --quick would replace; name another folder")
+    readme = folder / "README.md"
+    if readme.is_file() and (not arguments.quick or arguments.output is not None):
+        _check_marks(readme)
     for page in pages:
         if not page.is_file() or f"<!-- table {name}/" not in page.read_text(encoding="utf-8"):
             raise WeftError(
                 f"--page takes a page with a place for a table of {name}: {mark(f'{name}/TABLE')} (got {page})"
             )
+        _check_marks(page)
+
+
+def _check_marks(page: Path) -> None:
+    """Every table that begins has an end of its own: else its next text would take the place of what follows."""
+    _, *rest = BEGIN.split(page.read_text(encoding="utf-8"))
+    for table, text in zip(rest[::2], rest[1::2], strict=True):
+        if END not in text:
+            raise WeftError(f"{page}: the table {table} has no end of its own; put {END} behind it")
 
 
 def write(name: str, module: Module, results: Results, folder: Path, *, pages: Sequence[Path] = ()) -> None:
@@ -94,8 +117,9 @@ def _measured(arguments: Namespace, module: Module, folder: Path) -> dict[str, A
     name, partial = arguments.benchmark, folder / PARTIAL
     about = {
         "benchmark": name,
-        "form": "quick" if arguments.quick else "whole",
+        "form": QUICK if arguments.quick else WHOLE,
         "environment": environment("torch"),
+        "sources": digest(),
     }
     if arguments.quick:
         return about | module.measure(quick=True, keep=Keep())
@@ -103,7 +127,7 @@ def _measured(arguments: Namespace, module: Module, folder: Path) -> dict[str, A
         raise WeftError(f"{partial} is not there, so there is nothing to go on with; leave --resume out")
     if partial.exists() and not arguments.resume and not arguments.overwrite:
         raise WeftError(f"{partial} is of a run that did not end; go on with --resume, or begin anew with --overwrite")
-    keep = Keep(partial, form=about | {"sources": digest(name)}, resume=arguments.resume)
+    keep = Keep(partial, form=about, resume=arguments.resume)
     keep.say(f"{name}: {BENCHMARKS[name].about}; takes {BENCHMARKS[name].takes}, and goes on with --resume")
     results = about | module.measure(quick=False, keep=keep)
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,20 +143,29 @@ def _write_results(folder: Path, results: Results) -> None:
 def _read(name: str, folder: Path) -> dict[str, Any]:
     path = folder / "results.json"
     try:
-        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as problem:
+        results = _object(path)
+    except (OSError, ValueError) as problem:
         raise WeftError(f"{path} can't be read ({problem}); measure first, without --render") from None
     if results.get("benchmark") != name:
         raise WeftError(f"{path} holds results of {results.get('benchmark')}, not of {name}; name its folder with -o")
+    if results.get("form") not in (QUICK, WHOLE):
+        raise WeftError(f"{path} is of the form {results.get('form')}, neither {QUICK} nor {WHOLE}; measure anew")
     return results
 
 
 def _form(folder: Path) -> str | None:
     """Of the results that a folder holds."""
     try:
-        found: str | None = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("form")
-    except (OSError, json.JSONDecodeError):
+        found: str | None = _object(folder / "results.json").get("form")
+    except (OSError, ValueError):
         return None
+    return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds no object but {type(found).__name__}")
     return found
 
 
