@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from benchmarks.writing import write
 
 from weft.bench import command
 from weft.bench.benchmark import BENCHMARKS, digest, module_of
@@ -252,3 +253,17 @@ def test_tables_and_spreads() -> None:
     assert unsteady([1.0, 2.0, 9.0], 0.5) is True
     with pytest.raises(WeftError, match="no place for the table x"):
         put("a page", "x", "text")
+
+
+def test_a_script_writes_its_table_between_its_own_marks(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    marks = ["<!-- table cost: written by run.py --write -->", "<!-- end of the table cost -->"]
+    readme.write_text("\n".join(["before", marks[0], "old", marks[1], "after\n"]))
+    write(readme, "new", name="cost")
+    assert readme.read_text() == "\n".join(["before", marks[0], "new", marks[1], "after\n"])
+    with pytest.raises(WeftError, match="no place for the table"):
+        write(readme, "new", name="learning")
+    readme.write_text(marks[0])
+    with pytest.raises(WeftError, match="no place for the table"):
+        write(readme, "new", name="cost")
+    assert readme.read_text() == marks[0]
