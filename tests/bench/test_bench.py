@@ -1,13 +1,13 @@
 """`weft bench`: what is kept, what is refused, and that a folder shows what was measured and nothing else."""
 
 import json
+import runpy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.writing import write
 
 from weft.bench import command
 from weft.bench.benchmark import BENCHMARKS, digest, module_of
@@ -256,6 +256,7 @@ def test_tables_and_spreads() -> None:
 
 
 def test_a_script_writes_its_table_between_its_own_marks(tmp_path: Path) -> None:
+    write = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/writing.py"))["write"]
     readme = tmp_path / "README.md"
     marks = ["<!-- table cost: written by run.py --write -->", "<!-- end of the table cost -->"]
     readme.write_text("\n".join(["before", marks[0], "old", marks[1], "after\n"]))
