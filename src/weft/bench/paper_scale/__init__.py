@@ -26,13 +26,13 @@ def measure(*, quick: bool, keep: Keep) -> dict[str, Any]:
     """All cells of all models, and the two methods once for every assumption; quick: one model at one batch."""
     if quick:
         cells = {"bert-96": _cells("bert-96", replace(Assumed(), batches=(64,)))}
-        return {"whole": False, "cells": cells, "assumptions": {"bert-96": {OURS: compare(cells["bert-96"])}}}
+        return {"cells": cells, "assumptions": {"bert-96": {OURS: compare(cells["bert-96"])}}}
     cells = {model: keep(model, partial(_cells, model, Assumed())) for model in DEVICES}
     assumptions = {
         model: {name: compare(cells[model]) if name == OURS else _changed(keep, model, name) for name in changed}
         for model, changed in STUDIED.items()
     }
-    return {"whole": True, "cells": cells, "assumptions": assumptions}
+    return {"cells": cells, "assumptions": assumptions}
 
 
 def _changed(keep: Keep, model: str, name: str) -> Any:

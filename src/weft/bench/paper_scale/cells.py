@@ -15,6 +15,7 @@ from typing import Any, Literal
 import weft
 from weft.bench.paper_scale.devices import GB, Device, ring_seconds, step_seconds
 from weft.bench.paper_scale.shapes import DEVICES, Chunks, Layer, cut, layers_of
+from weft.bench.schedules import fits
 from weft.schedule import Schedule
 from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, simulate
 
@@ -73,7 +74,13 @@ def microbatches_of(cell: Cell, assumed: Assumed) -> int:
     share, wanted = cell.batch // cell.width, assumed.rounds * cell.depth
     if share >= wanted:
         return wanted
-    return 0 if cell.method in ("2bw", "wpipe") else share
+    return share if _fewer(cell.method, cell.depth) else 0
+
+
+@cache
+def _fewer(method: str, depth: int) -> bool:
+    """Whether the method can do with fewer micro-batches than ranks."""
+    return fits(method, depth, 1)
 
 
 def run(cell: Cell, assumed: Assumed) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Four ways to compare the two, as a paper's sentence does not say which it means:
 
-    cell   same grid, batch and recompute
+    cell   same grid, batch and recompute, where both fit
     batch  same grid and batch; each recomputes only if it must, to fit
     grid   same grid; each at its own best batch and with its own choice of recompute, of those that fit
     best   each at its own best grid too
@@ -65,7 +65,7 @@ def compare(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if key[0] == "wpipe" and one["fits"]  # no claim about what nobody could run
     ]
     return {
-        "cell": _ends([(one["throughput"] / two["throughput"], one) for one, two in same]),
+        "cell": _ends([(one["throughput"] / two["throughput"], one) for one, two in same if two["fits"]]),
         "memory": _ends([(one["total_gb"] / two["total_gb"], one) for one, two in same]),
         "batch": _ends(_gains(cells, "depth", "width", "batch")),
         "grid": _ends(_gains(cells, "depth", "width")),
