@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,15 @@ class Contender:
     step: Callable[[], object]  # feeds one mini-batch, the same every time
     weights: Callable[[], Mapping[str, Tensor]]  # those that this rank knows, by their names in the whole model
     flush: Callable[[], object] = _nothing
+    close: Callable[[], object] = _nothing  # lets go of threads and connections
+    order: str = ""  # of its actions, as a file of a schedule, where somebody else made it
+
+
+def turns(names: Iterable[str], number: int) -> list[str]:
+    """The order of contenders in a round: shuffled, the same on all ranks, so that nobody has a steady neighbour."""
+    shuffled = list(names)
+    random.Random(number).shuffle(shuffled)
+    return shuffled
 
 
 def pipeline(name: str, task: Task, microbatches: int, *, stages: int) -> Contender:
@@ -44,7 +54,9 @@ def pipeline(name: str, task: Task, microbatches: int, *, stages: int) -> Conten
         balance=[size] * schedule.chunks,
     )
     inputs, targets = task.batch(microbatches)
-    return Contender(step=lambda: pipe.step(inputs, targets), weights=pipe.state_dict, flush=pipe.flush)
+    return Contender(
+        step=lambda: pipe.step(inputs, targets), weights=pipe.state_dict, flush=pipe.flush, close=pipe.close
+    )
 
 
 class Update(NamedTuple):

@@ -11,6 +11,9 @@ import faulthandler
 import sys
 from collections.abc import Iterator
 
+START = 300.0  # seconds in which the ranks have to be there, on a machine that is busy with other things
+BUILD = 400.0  # seconds that nobody needs to build all contenders, on such a machine
+
 
 @contextlib.contextmanager
 def ends_within(seconds: float) -> Iterator[None]:

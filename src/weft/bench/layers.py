@@ -81,13 +81,13 @@ class Block(nn.Module):
 
 
 def resnext(*, layers: int = 8, channels: int = 128, samples: int = 8) -> Task:
-    """Blocks of one width on images of 32 x 32: a stem with stride before the first, pooling behind the last.
+    """Blocks of one width on images of 32 x 32: patches of 2 x 2 before the first, pooling behind the last.
 
-    With the default sizes a micro-batch is 1 MiB wherever the model is cut.
+    Both cost next to nothing beside a block. With the default sizes a micro-batch is 1 MiB wherever the model is cut.
     """
 
     def made() -> list[nn.Module]:
-        stem = nn.Sequential(nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False), nn.GroupNorm(8, channels))
+        stem = nn.Conv2d(3, channels, 2, stride=2, bias=False)
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
         blocks = [Block(channels, groups=channels // 4) for _ in range(layers)]
         return [nn.Sequential(stem, blocks[0]), *blocks[1:-1], nn.Sequential(blocks[-1], head)]

@@ -7,7 +7,6 @@ a mini-batch's micro-batches on each of two ranks and exchange gradients once, w
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
@@ -70,7 +69,13 @@ def torch_pipeline(name: str, task: Task, microbatches: int) -> Contender:
         if target:
             target["losses"].clear()
 
-    return Contender(step=step, weights=lambda: weights)
+    return Contender(step=step, weights=lambda: weights, order=_order(run))
+
+
+def _order(run: Any) -> str:
+    """Of a schedule of several chunks a rank, as a file; those of one chunk don't tell theirs."""
+    ranks: dict[int, list[object]] = getattr(run, "pipeline_order", {})
+    return "\n".join(",".join("" if one is None else str(one) for one in ranks[rank]) for rank in sorted(ranks))
 
 
 def ddp(task: Task, microbatches: int) -> Contender:
@@ -122,11 +127,6 @@ def _data_parallel(
         update.zero_grad()
 
     return Contender(step=step, weights=weights)
-
-
-def has_deepspeed() -> bool:
-    """Whether DeepSpeed is installed; it is optional."""
-    return importlib.util.find_spec("deepspeed") is not None
 
 
 def deepspeed_pipeline(task: Task, microbatches: int) -> Contender:

@@ -9,7 +9,7 @@ from typing import Any
 from weft.bench.benchmark import Results
 from weft.bench.schedules import schedule_named
 from weft.bench.slow_link.hosts import Link
-from weft.bench.writing import quartiles, table, unsteady
+from weft.bench.writing import middle_half, quartiles, rounded, table, unsteady
 from weft.draw.plots import bars
 from weft.simulate import Cost, simulate
 from weft.simulate import Link as SimulatedLink
@@ -136,7 +136,7 @@ def _slowdowns(results: Results, runs: Runs) -> str:
         row = [name, m, _ms(runs.seconds(m, name, runs.free))]
         for link in runs.shaped:
             simulated = runs.simulated(m, name, link)
-            row += [_ms(runs.seconds(m, name, link)), _three(runs.slowdown(m, name, link))]
+            row += [_ms(runs.seconds(m, name, link)), middle_half(runs.slowdown(m, name, link))]
             row += ["" if simulated is None else f"{simulated:.2f}"]
         rows.append(row)
     notes = [f"Left out: {what}: {why}." for what, why in results["left out"].items()]
@@ -153,7 +153,7 @@ def _hidden(runs: Runs) -> str:
             taken = runs.on_link(m, name, link)
             pairs = zip(runs.seconds(m, name, link), runs.seconds(m, name, runs.free), strict=True)
             added = statistics.median(shaped - free for shaped, free in pairs)
-            told = "" if share is None else _three(share)
+            told = "" if share is None else middle_half(share)
             sent = f"{runs.sent(m, name, link) / 1e3:,.0f}"
             rows.append((link.name, name, m, sent, f"{taken * 1e3:,.1f}", f"{added * 1e3:,.1f}", told))
     return table(head, rows, left=2)
@@ -165,23 +165,14 @@ def _warmed(runs: Runs) -> list[tuple[int, str]]:
 
 def _warm_up(runs: Runs) -> str:
     rows = [
-        (f"{name}{WARM}", m, *(_three(runs.warm_up(m, name, link)) for link in runs.links)) for m, name in _warmed(runs)
+        (f"{name}{WARM}", m, *(middle_half(runs.warm_up(m, name, link)) for link in runs.links))
+        for m, name in _warmed(runs)
     ]
     return table(("time over the same without", "m", *(link.name for link in runs.links)), rows)
 
 
 def _ms(seconds: list[float]) -> str:
     return f"{statistics.median(seconds) * 1e3:,.0f}"
-
-
-def _three(values: list[float]) -> str:
-    low, middle, high = _rounded(values)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
-def _rounded(values: list[float]) -> Three:
-    low, middle, high = (round(value, 2) + 0.0 for value in quartiles(values))  # no minus before a zero
-    return low, middle, high
 
 
 def plots(results: Results) -> dict[str, str]:
@@ -195,7 +186,7 @@ def plots(results: Results) -> dict[str, str]:
             for m, name in runs.keys:
                 values = of(m, name, link)
                 if (name == DDP) is ddp and values is not None:
-                    found.setdefault(f"{link.name}, m = {m}", {})[name] = _rounded(values)
+                    found.setdefault(f"{link.name}, m = {m}", {})[name] = rounded(values)
         return found
 
     ddp: dict[str, dict[str, Three]] = {}
@@ -218,9 +209,7 @@ def plots(results: Results) -> dict[str, str]:
 
 
 def missed(results: Results) -> list[str]:
-    """Links that do not carry what they are called, targets of weft's own, spreads too wide; none when quick."""
-    if results.get("form") == "quick":
-        return []
+    """Links that do not carry what they are called, targets of weft's own, spreads too wide."""
     runs = Runs(results)
     slowest = runs.shaped[-1]
     found = []
@@ -238,10 +227,10 @@ def missed(results: Results) -> list[str]:
         if name in HIDING and (share := runs.hidden(m, name, slowest)) is not None:
             low, middle, high = quartiles(share)
             if high - low > SHARE:
-                found.append(f"{name}, m = {m}: what it hides at {slowest.name} is unsteady, {_three(share)}")
+                found.append(f"{name}, m = {m}: what it hides at {slowest.name} is unsteady, {middle_half(share)}")
             elif middle < HIDDEN:
                 found.append(f"{name}, m = {m}: hides {middle:.2f} at {slowest.name}, below {HIDDEN}")
         for link in runs.shaped:
             if unsteady(values := runs.slowdown(m, name, link), SPREAD):
-                found.append(f"{name}, m = {m}: its slowdown at {link.name} is unsteady, {_three(values)}")
+                found.append(f"{name}, m = {m}: its slowdown at {link.name} is unsteady, {middle_half(values)}")
     return found

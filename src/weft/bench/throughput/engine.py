@@ -1,9 +1,13 @@
-"""What an action costs beyond the same forwards and backwards called by hand: virtual ranks, small layers."""
+"""What an action costs beyond the same forwards and backwards called by hand: virtual ranks, small layers.
+
+Schedules take turns in every round, and whether the loop by hand or weft's pipeline comes first alternates.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,37 +22,64 @@ SCHEDULES = ("1f1b", "2bw", "wpipe")
 MICROBATCHES, STAGES, REPEATS = 8, 2, 10
 
 
+class Pair(NamedTuple):
+    """A mini-batch by hand, and the same in a pipeline of so many actions."""
+
+    plain: Callable[[], object]
+    piped: Callable[[], object]
+    actions: int
+    close: Callable[[], object]
+
+
 def engine(*, rounds: int) -> dict[str, list[float]]:
     """Microseconds that an action costs, in each round."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {name: _cost(name, rounds) for name in SCHEDULES}
+        pairs = {name: _pair(name) for name in SCHEDULES}
+        costs: dict[str, list[float]] = {name: [] for name in pairs}
+        for _ in range(rounds):
+            for name, pair in pairs.items():
+                costs[name].append(_cost(pair))
+        for pair in pairs.values():
+            pair.close()
+        return costs
     finally:
         torch.set_num_threads(threads)
 
 
-def _cost(name: str, rounds: int) -> list[float]:
+def _pair(name: str) -> Pair:
     batch = torch.randn(MICROBATCHES, 4, 16)
     pipe = Pipeline(
         _model(), loss_fn=mse_loss, optimizer=optimizer, schedule=name, microbatches=MICROBATCHES, stages=STAGES
     )
-    actions = int((lower(pipe.schedule).op != NONE).sum())
-    by_hand = _by_hand(_model(), pipe.balance, batch)
-    costs = []
-    for _ in range(rounds):
-        for _ in range(2):
-            by_hand()
-            pipe.step(batch, batch)
-        mine, its = 0.0, 0.0
-        for _ in range(REPEATS):
-            begin = time.perf_counter()
-            by_hand()
-            middle = time.perf_counter()
-            pipe.step(batch, batch)
-            mine, its = mine + middle - begin, its + time.perf_counter() - middle
-        costs.append((its - mine) / REPEATS / actions * 1e6)
-    return costs
+    return Pair(
+        plain=_by_hand(_model(), pipe.balance, batch),
+        piped=lambda: pipe.step(batch, batch),
+        actions=int((lower(pipe.schedule).op != NONE).sum()),
+        close=pipe.close,
+    )
+
+
+def _cost(pair: Pair) -> float:
+    for _ in range(2):
+        pair.plain()
+        pair.piped()
+    plain, piped = 0.0, 0.0
+    for number in range(REPEATS):
+        if number % 2:
+            piped += _timed(pair.piped)
+            plain += _timed(pair.plain)
+        else:
+            plain += _timed(pair.plain)
+            piped += _timed(pair.piped)
+    return (piped - plain) / REPEATS / pair.actions * 1e6
+
+
+def _timed(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def _model() -> nn.Sequential:

@@ -1,13 +1,15 @@
 """What each of the two ranks runs: contenders in windows that take turns, and the limit in between.
 
-In every round each contender has one window, in an order that is rotated from round to round. The limit, this rank's
-half of the layers without any pipeline while the other rank computes its own, has several windows in each round.
+In every round each contender has one window, in an order that is shuffled from round to round. The limit, this rank's
+half of the layers without any pipeline while the other rank computes its own, has a window before every few of them and
+one at the end, so that each contender is compared with what the cores could do just before and after.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +17,11 @@ import torch
 import torch.distributed as dist
 
 from weft.bench import peers
-from weft.bench.contender import Contender, check_first_update, first_update, pipeline
-from weft.bench.deadline import ends_within
+from weft.bench.contender import Contender, check_first_update, first_update, pipeline, turns
+from weft.bench.deadline import BUILD, ends_within
 from weft.bench.layers import SMALL, TASKS, Task, optimizer
 from weft.bench.schedules import fits
+from weft.bench.writing import version_of
 
 WEFT = (
     "gpipe",
@@ -34,10 +37,11 @@ WEFT = (
     "spectrain",
     "pipeoptim",
 )
-LIMITS = 4  # windows of the limit in a round, each half as long as a contender's
-BUILD = 400.0  # seconds that nobody needs to build all contenders, on a machine that is busy with other things
-WINDOWS = 30 * 6  # more contenders than there are, each six times slower than the limit
+GROUP = 3  # contenders between two windows of the limit, each half as long as a contender's
 FILL = 4  # micro-batches, at the least, before the time is taken
+FEWEST = 2  # mini-batches of a window
+SLOWER = 8  # times the limit's time: what no race takes, unless a rank is stuck
+SLACK = 300.0  # seconds, on top: a machine may be busy with other things for a while
 
 
 @dataclass(frozen=True)
@@ -50,60 +54,75 @@ class Job:
     window: float = field(kw_only=True)  # seconds, of a contender as fast as the limit
     small: bool = field(kw_only=True, default=False)
 
-    @property
-    def deadline(self) -> float:
-        """Seconds that it never takes, unless a rank is stuck."""
-        return BUILD + WINDOWS * self.rounds * self.window
-
 
 def work(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """What each job finds on this rank."""
-    found = []
-    for job in jobs:
-        with ends_within(job.deadline):
-            found.append(_race(job))
-    return found
+    return [_job(job) for job in jobs]
 
 
-def _race(job: Job) -> dict[str, Any]:
-    """Seconds a micro-batch on this rank: of the limit, all windows of each round; of each contender, a round each."""
+def _job(job: Job) -> dict[str, Any]:
     task, microbatches = (SMALL if job.small else TASKS)[job.model], job.microbatches
-    limit = alone(task, microbatches)
-    contenders = built(task, microbatches)
-    expected = first_update(task, microbatches)
-    for name, one in contenders.items():
-        check_first_update(name, one, expected)
-    steps = _steps(limit, job.window)
-    names = list(contenders)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    with ends_within(BUILD):
+        limit = alone(task, microbatches)
+        contenders = built(task, microbatches)
+        expected = first_update(task, microbatches)
+        for name, one in contenders.items():
+            check_first_update(name, one, expected)
+        took = _slower(min(_timed(limit.step) for _ in range(3)))
+    return race(job, contenders, limit, took)
+
+
+def race(job: Job, contenders: Mapping[str, Contender], limit: Contender, took: float) -> dict[str, Any]:
+    """Seconds a micro-batch on this rank, in each round: of all windows of the limit, and of each contender.
+
+    A mini-batch of the limit takes `took` seconds, and windows and the deadline are by that. Closes the contenders.
+    """
+    steps = max(FEWEST, round(job.window / took))
+    windows = len(contenders) + -(-len(contenders) // GROUP) + 1
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     limits: list[list[float]] = []
-    for number in range(job.rounds):
-        first = number * len(names) // job.rounds
-        limits.append([])
-        for place, name in enumerate(names[first:] + names[:first]):
-            if place % -(-len(names) // LIMITS) == 0:
-                limits[-1].append(_window(limit, -(-steps // 2), microbatches))
-            seconds[name].append(_window(contenders[name], steps, microbatches))
+    with ends_within(SLACK + SLOWER * (_fill(job.microbatches) + steps) * took * windows * job.rounds):
+        for number in range(job.rounds):
+            limits.append([])
+            for place, name in enumerate(turns(contenders, number)):
+                if place % GROUP == 0:
+                    limits[-1].append(_window(limit, -(-steps // 2), job.microbatches))
+                seconds[name].append(_window(contenders[name], steps, job.microbatches))
+            limits[-1].append(_window(limit, -(-steps // 2), job.microbatches))
+        for one in contenders.values():
+            one.close()
     return {"steps": steps, "limit": limits, "seconds": seconds}
 
 
 def together(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What all ranks found, of each job: of a contender the slowest rank's time, of the limit all ranks' mean."""
+    """What all ranks found, of each job: the slower rank's time, of contenders as of the limit beside them.
+
+    A cut is given, so that no pipeline is faster than its slower half. The mean of both is kept as well.
+    """
     return [_joined(both) for both in zip(*ranks, strict=True)]
 
 
 def _joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    names = list(ranks[0]["seconds"])
+    rounds = [list(zip(*windows, strict=True)) for windows in zip(*(rank["limit"] for rank in ranks), strict=True)]
     return {
         "steps": ranks[0]["steps"],
-        "limit": [
-            [sum(window) / len(window) for window in zip(*windows, strict=True)]
-            for windows in zip(*(rank["limit"] for rank in ranks), strict=True)
-        ],
+        "limit": _beside(names, [[max(window) for window in windows] for windows in rounds]),
+        "mean": _beside(names, [[statistics.fmean(window) for window in windows] for windows in rounds]),
         "seconds": {
-            name: [max(one) for one in zip(*(rank["seconds"][name] for rank in ranks), strict=True)]
-            for name in ranks[0]["seconds"]
+            name: [max(one) for one in zip(*(rank["seconds"][name] for rank in ranks), strict=True)] for name in names
         },
     }
+
+
+def _beside(names: Sequence[str], rounds: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """Of each contender in each round: the mean of the windows of the limit before and after its group."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number, windows in enumerate(rounds):
+        for place, name in enumerate(turns(names, number)):
+            before = place // GROUP
+            found[name].append((windows[before] + windows[before + 1]) / 2)
+    return found
 
 
 def built(task: Task, microbatches: int) -> dict[str, Contender]:
@@ -120,7 +139,7 @@ def built(task: Task, microbatches: int) -> dict[str, Contender]:
         if microbatches >= peer.fewest * ranks
     }
     made |= {"DDP": peers.ddp(task, microbatches), "FSDP2": peers.fsdp2(task, microbatches)}
-    if peers.has_deepspeed():
+    if version_of("deepspeed"):
         made["DeepSpeed"] = peers.deepspeed_pipeline(task, microbatches)
     return made
 
@@ -150,11 +169,16 @@ def alone(task: Task, microbatches: int) -> Contender:
     return Contender(step=step, weights=lambda: dict(mine.named_parameters()))
 
 
-def _steps(limit: Contender, window: float) -> int:
-    """Mini-batches of a window: as many as the limit makes in its time, on the slower rank."""
-    took = torch.tensor(min(_timed(limit.step) for _ in range(3)))
+def _slower(seconds: float) -> float:
+    """The slower rank's, on every rank."""
+    took = torch.tensor(seconds)
     dist.all_reduce(took, dist.ReduceOp.MAX)
-    return max(1, round(window / float(took)))
+    return float(took)
+
+
+def _fill(microbatches: int) -> int:
+    """Mini-batches before the time is taken."""
+    return max(1, FILL // microbatches)
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -166,7 +190,7 @@ def _timed(call: Callable[[], object]) -> float:
 def _window(contender: Contender, steps: int, microbatches: int) -> float:
     """Seconds a micro-batch, from a pipeline that is full and a core that is warm; drained afterwards."""
     dist.barrier()
-    for _ in range(max(1, FILL // microbatches)):
+    for _ in range(_fill(microbatches)):
         contender.step()
     took = sum(_timed(contender.step) for _ in range(steps))
     contender.flush()
