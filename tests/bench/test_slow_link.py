@@ -123,12 +123,6 @@ def test_what_is_good_misses_nothing() -> None:
     assert missed(_results(**GOOD)) == []
 
 
-def test_the_quick_form_is_asked_for_nothing() -> None:
-    results = _results(**(GOOD | {"2bw": 0.080}))
-    assert missed(results | {"form": "whole"})
-    assert missed(results | {"form": "quick"}) == []
-
-
 def test_a_link_that_drops_packets_is_told() -> None:
     results = _results(**GOOD)
     results["carried"]["1 Gbit/s"]["dropped"] = 0

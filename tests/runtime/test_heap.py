@@ -53,6 +53,6 @@ def test_who_has_chosen_otherwise_is_left_alone() -> None:
 
 
 def test_it_does_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap.platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _: pytest.fail("a library was asked"))
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: pytest.fail("a library was asked"))
     heap.keep_freed_memory()

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from weft.bench.deadline import START
 from weft.bench.kept import Keep
 from weft.bench.schedules import schedule_named
 from weft.bench.slow_link.hosts import Hosts, Link
@@ -27,7 +28,6 @@ FAST = Link(name="1 Gbit/s", rate=1000, bucket=96 << 10)  # above a message: see
 SLOW = Link(name="100 Mbit/s", rate=100, bucket=16 << 10)  # a third of a message
 WEFT = ("1f1b", "gpipe", "pipedream", "2bw", "2bw warmup 2", "wpipe", "wpipe warmup 2", "xpipe")
 CONTENDERS = (*(f"weft {name}" for name in WEFT), "torch 1F1B", "torch Interleaved1F1B", "DDP")
-START = 300.0  # seconds in which the ranks have to be there, on a machine that is busy with other things
 ANSWER = 120.0  # seconds that a rank has for one order, at most
 
 Key = tuple[int, str]  # micro-batches, contender

@@ -17,8 +17,8 @@ __all__ = ["measure", "missed", "plots", "tables"]
 
 MODELS = ("transformer", "resnext")
 MICROBATCHES = (2, 4, 8)
-ROUNDS = 7
-WINDOW = 2.0  # seconds of each contender in each round, beside what warms it up
+ROUNDS = 5
+WINDOW = 1.5  # seconds of each contender in each round, beside what warms it up
 QUICK = {"transformer": 4, "resnext": 2}  # micro-batches
 
 
