@@ -51,7 +51,7 @@ BENCHMARKS = {
     "slow-link": Benchmark(
         about="two hosts in network namespaces, 1 Gbit/s and 100 Mbit/s; needs root", takes="5 minutes"
     ),
-    "memory": Benchmark(about="bytes a rank holds, counted, resident and simulated; largest batch", takes="15 minutes"),
+    "memory": Benchmark(about="bytes a rank holds, counted, resident and simulated; largest batch", takes="40 minutes"),
     "paper-scale": Benchmark(about="the papers' models and devices, simulated", takes="2 minutes"),
     "convergence": Benchmark(about="what staleness and prediction do to accuracy, on real data", takes="an hour"),
 }
