@@ -43,15 +43,15 @@ class Benchmark:
 
 BENCHMARKS = {
     "throughput": Benchmark(
-        about="two real ranks beside torch.distributed.pipelining, DDP, FSDP2 and DeepSpeed", takes="half an hour"
+        about="two real ranks beside torch.distributed.pipelining, DDP, FSDP2 and DeepSpeed", takes="40 minutes"
     ),
     "many-stages": Benchmark(
-        about="paced layers on 4 and 8 real ranks, over the simulated throughput", takes="7 minutes"
+        about="paced layers on 4 and 8 real ranks, over the simulated throughput", takes="13 minutes"
     ),
     "slow-link": Benchmark(
-        about="two hosts in network namespaces, 1 Gbit/s and 100 Mbit/s; needs root", takes="5 minutes"
+        about="two hosts in network namespaces, 1 Gbit/s and 100 Mbit/s; needs root", takes="8 minutes"
     ),
-    "memory": Benchmark(about="bytes a rank holds, counted, resident and simulated; largest batch", takes="40 minutes"),
+    "memory": Benchmark(about="bytes a rank holds, counted, resident and simulated; largest batch", takes="20 minutes"),
     "paper-scale": Benchmark(about="the papers' models and devices, simulated", takes="2 minutes"),
     "convergence": Benchmark(about="what staleness and prediction do to accuracy, on real data", takes="an hour"),
 }

@@ -24,7 +24,7 @@ from weft.simulate import ChunkCost, Cost, simulate
 FORWARD, BACKWARD = 0.020, 0.040  # seconds, of a layer
 SLOW = 1.5
 STAGES = (4, 8)
-ROUNDS = 5
+ROUNDS = 4
 WEFT = ("gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", "xpipe")
 WARM = ("2bw warmup 2", "wpipe warmup 2")  # which have no room among fewer than two micro-batches a rank
 PEERS = {  # by the same order of weft; where there is none, the simulator is given torch's own
