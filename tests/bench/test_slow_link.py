@@ -106,7 +106,7 @@ def test_tables_show_every_contender_and_who_is_left_out() -> None:
     assert "Left out: weft 2bw warmup 2, m = 2: it needs more." in made["slowdown"]
     assert "| 100 Mbit/s | weft 2bw | 2 | 100 | 8.0 | 8.0 | 0.00 (0.00 to 0.00) |" in made["hidden"]
     assert "| 1 Gbit/s | 98.3 | 1,000 | 1,000 | 4.00 | 0.40 |" in made["links"]
-    assert "At 1 Gbit/s the bucket holds 98.3 kB, more than a message of 50.0 kB" in made["links"]
+    assert "At 1 Gbit/s the bucket holds 98.3 kB, no less than a message of 50.0 kB" in made["links"]
     assert "At 100 Mbit/s the bucket" not in made["links"]
     assert f"| weft wpipe warmup 2 | 2 | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) | {62 / 76:.2f}" in made["warm-up"]
 

@@ -24,7 +24,7 @@ __all__ = ["measure", "missed", "plots", "tables"]
 
 STAGES = 2
 FREE = Link(name="unshaped")
-FAST = Link(name="1 Gbit/s", rate=1000, bucket=96 << 10)  # above a message: see hosts.py
+FAST = Link(name="1 Gbit/s", rate=1000, bucket=96 << 10)  # a whole message: see hosts.py
 SLOW = Link(name="100 Mbit/s", rate=100, bucket=16 << 10)  # a sixth of a message
 WEFT = ("1f1b", "gpipe", "pipedream", "2bw", "2bw warmup 2", "wpipe", "wpipe warmup 2", "xpipe")
 CONTENDERS = (*(f"weft {name}" for name in WEFT), "torch 1F1B", "torch Interleaved1F1B", "DDP")
