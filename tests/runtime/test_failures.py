@@ -360,7 +360,8 @@ def test_a_failure_in_an_evaluation_is_told_with_its_place(caught: Caught) -> No
 def test_bad_input_of_one_rank_is_told_to_all(caught: Caught, case: str, rank: int, words: str) -> None:
     told = caught.told[case]
     assert all(words in one.text for one in told), told
-    assert [one.error for one in told] == ["WeftError" if one == rank else "PeerError" for one in range(RANKS)]
+    own = "Diverged" if case == "not_a_number" else "WeftError"
+    assert [one.error for one in told] == [own if one == rank else "PeerError" for one in range(RANKS)]
     assert seconds(told) < SOON
 
 

@@ -43,8 +43,7 @@ def faults(*arguments: str, **environment: str) -> int:
 
 @glibc
 def test_what_is_freed_is_used_again_without_page_faults() -> None:
-    assert faults("keep") < PAGES  # for ten steps
-    assert faults() > 5 * PAGES
+    assert faults("keep") < PAGES  # for ten steps; the next test shows that there could be more
 
 
 @glibc

@@ -453,7 +453,7 @@ EVERYWHERE = {  # on both ranks
 FIRST_HAND = {  # the rank that knows, and what it says; the other one tells it on
     "batch": (0, WeftError, r"samples: 6, 4 micro-batches\); use a multiple of 4"),
     "loss": (1, WeftError, r"loss_fn must return one floating-point number.*\(2, 4\)"),
-    "nan": (1, WeftError, r"rank 1, chunk 1, mini-batch 0, micro-batch 0 .*: the loss is nan"),
+    "nan": (1, Diverged, r"rank 1, chunk 1, mini-batch 0, micro-batch 0 .*: the loss is nan"),
     "exception": (1, RunError, r"rank 1, chunk 1, mini-batch 0, micro-batch 1 \(1F1\): KeyError: 'no such thing'"),
 }
 
