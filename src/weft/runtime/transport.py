@@ -125,15 +125,15 @@ class Processes:
         now = monotonic_ns()
         first = self.everyone(now)[0]
         self.zero: int = first if self._peers[0][0] == here else now  # clocks of one host agree; others at this moment
-        self._connect(schedule, slots, self._readers())
+        self._connect(schedule, slots, self._readable())
 
-    def _readers(self) -> list[list[int]]:
+    def _readable(self) -> list[list[int]]:
         """For each rank, the ranks whose memory it can read."""
         with shared.offered() as mine:
             offers = [shared.Offer(**one) for one in self.everyone(asdict(mine))]
             return self.everyone([rank for rank, one in enumerate(offers) if one.readable()])
 
-    def _connect(self, schedule: Schedule, slots: int, readers: list[list[int]]) -> None:
+    def _connect(self, schedule: Schedule, slots: int, readable: list[list[int]]) -> None:
         pairs = [(a, b) for a, b in zip(schedule.placement, schedule.placement[1:], strict=False) if a != b]
         edges = sorted({*pairs, *((b, a) for a, b in pairs)})
         self._outgoing: dict[int, Outgoing] = {}
@@ -142,7 +142,7 @@ class Processes:
             for a, b in edges:
                 source, target = first + a, first + b
                 nccl = self._new_nccl_group(source, target) if self._device.type == "cuda" else None
-                shares = nccl is None and source in readers[target]
+                shares = nccl is None and source in readable[target]
                 if self._rank == source:
                     lender = shared.Lender() if shares else None
                     self._outgoing[b] = Outgoing(
