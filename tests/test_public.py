@@ -58,8 +58,9 @@ def test_what_needs_no_torch_imports_none() -> None:
 LAYERS = (
     "errors",
     "environment",
-    "own",
+    "user_code",
     "output",
+    "text",
     "schedule",
     "simulate",
     "runtime",

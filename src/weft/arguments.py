@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 from weft import schedule as by_name
 from weft.errors import WeftError
 from weft.schedule import METHODS, Schedule, load_csv, verify
-from weft.schedule.catalog import nearest
 from weft.schedule.load import load_function
 from weft.simulate import Cost, Link
+from weft.text import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             parser: argparse.ArgumentParser = getattr(parsed, "parser", self)
-            hint = nearest(unknown[0], [name for name in parser._option_string_actions if name.startswith("--")])
+            hint = did_you_mean(unknown[0], [name for name in parser._option_string_actions if name.startswith("--")])
             parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed
 

@@ -44,5 +44,11 @@ class PeerError(RunError):
     """A run that broke on another rank; the message tells which one and why, as far as it is known here."""
 
 
+def one_line(problem: BaseException) -> str:
+    """An exception as `Type: first line of its message`, to stand inside another message."""
+    text = str(problem).strip()
+    return f"{type(problem).__name__}: {text.splitlines()[0]}" if text else type(problem).__name__
+
+
 def _again(rule: str, problem: str, grid: str) -> ScheduleError:
     return ScheduleError(rule, problem, grid=grid)

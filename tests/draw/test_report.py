@@ -207,7 +207,7 @@ def test_the_reading_of_one_run() -> None:
         + ("the best of all" if held[-1] == min(held) else f"and best after {320 * (held.index(min(held)) + 1):,}"),
         "At the end the validation loss is below the entropy of single bytes (3.200).",
         "The ranks waited 12.5% of the time on average (the bubble), rank 3 most, 20.0%.",
-        "The largest rank, rank 0, held 8 MiB at its peak, 50% of it weights.",
+        "The largest rank, rank 0, held 8.0 MiB at its peak, 50% of it weights.",
     ):
         assert wanted in words
     rising = [dict(line) | {"loss": at} for at, line in enumerate(one.training, start=1)]

@@ -24,9 +24,10 @@ import weft
 from weft.draw import grid, html, svg, trace
 from weft.errors import WeftError
 from weft.runtime.meters import WINDOW, Meter
-from weft.runtime.report import Report, amount
+from weft.runtime.report import Report
 from weft.schedule import Block, Op, Program, Step, Timeline, lower
 from weft.simulate import CATEGORIES
+from weft.text import format_bytes
 
 PACE = 0.01  # seconds that a slow layer sleeps, forward and backward
 WIDTH, ROWS = 8, 8
@@ -231,7 +232,7 @@ def check_report(report: Report) -> None:
         assert cells[0] == str(one["rank"])
         assert cells[4] == f"{one['bubble']:.1%}"
         assert cells[5] == str(one["messages"])
-        assert cells[-1] == amount(one["peak_bytes"]["total"])
+        assert cells[-1] == format_bytes(one["peak_bytes"]["total"])
 
 
 @pytest.mark.parametrize("name", ["1f1b", "wpipe"])
@@ -257,7 +258,7 @@ def test_a_report_is_data_and_a_table(name: str, replicas: int) -> None:
     ],
 )
 def test_bytes_in_words(nbytes: int, words: str) -> None:
-    assert amount(nbytes) == words
+    assert format_bytes(nbytes) == words
 
 
 # Timelines

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from weft.errors import WeftError
-from weft.train.display import Display, State, clock
+from weft.text import format_clock
+from weft.train.display import Display, State
 from weft.train.metrics import Metrics, read
 
 
@@ -52,7 +53,7 @@ def test_none_and_aside(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_clocks() -> None:
-    assert [clock(one) for one in (0, 59.6, 3661, math.nan)] == ["0:00", "1:00", "1:01:01", "–"]
+    assert [format_clock(one) for one in (0, 59.6, 3661, math.nan)] == ["0:00", "1:00", "1:01:01", "–"]
 
 
 def test_a_resumed_run_drops_the_lines_beyond_its_checkpoint(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.draw.charts import short
+from weft.text import format_bytes, format_duration
 
 POINTS = 400  # of a curve; more can't be seen
 FALLING = ("loss", "perplexity")  # of all other metrics, more is better
@@ -124,21 +125,6 @@ def mean(courses: Sequence[Course]) -> Course:
     return np.asarray(np.mean([rows[np.isin(rows[:, UPDATE], common)] for rows in courses], axis=0))
 
 
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{short(float(f'{seconds:.3g}'))} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def size(amount: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1024
-    return f"{amount:,.1f} GiB"
-
-
 def measured(metric: str, value: float) -> str:
     return f"{value:.1%}" if metric == "accuracy" else f"{value:.3f}" if abs(value) < 100 else short(value)
 
@@ -158,7 +144,9 @@ def _one(run: Run, metric: str, reference: tuple[str, float] | None) -> list[str
     losses, values = course(run.training, "loss"), course(run.evaluations, metric)
     if len(losses):
         update, samples, seconds, _ = losses[-1]
-        said.append(f"{run.name}: {_count(update, 'update')}, {_count(samples, 'sample')}, in {duration(seconds)}.")
+        said.append(
+            f"{run.name}: {_count(update, 'update')}, {_count(samples, 'sample')}, in {format_duration(seconds)}."
+        )
         first, last = smoothed(losses)[[0, -1], VALUE]
         said.append(_change(first, last) if len(losses) > 1 else f"The training loss was {last:.3f}.")
     if len(values):
@@ -210,7 +198,7 @@ def _held(run: Run) -> list[str]:
     parts = {name: value for name, value in run.memory[rank].items() if name != "total"}
     largest = max(parts, key=parts.__getitem__, default="")
     share = f", {parts[largest] / run.peak:.0%} of it {plain(largest)}" if run.peak and len(parts) > 1 else ""
-    return [f"The largest rank, rank {rank}, held {size(run.peak)} at its peak{share}."]
+    return [f"The largest rank, rank {rank}, held {format_bytes(run.peak)} at its peak{share}."]
 
 
 def plain(category: str) -> str:
@@ -238,7 +226,7 @@ def headline(runs: Sequence[Run], metric: str) -> dict[str, str]:
         ),
         ("fastest", lambda run: run.speed, True, SPEED),
         ("smallest bubble", lambda run: run.bubble, False, SHARE),
-        ("least memory, largest rank", lambda run: run.peak, False, size),
+        ("least memory, largest rank", lambda run: run.peak, False, format_bytes),
     ]
     found = {}
     for label, value, more, text in wanted:
@@ -267,7 +255,9 @@ def _several(runs: Sequence[Run], metric: str) -> list[str]:
         said.append(_chance(groups, metric, abs(worst - best), seeds))
     said += _extremes(groups, "{1} ran fastest, {3}, and {0} slowest, {2}.", lambda run: run.speed, SPEED)
     said += _extremes(groups, "{0} waited least, {2} of the time, and {1} most, {3}.", lambda run: run.bubble, SHARE)
-    said += _extremes(groups, "{0} needed least memory, {2} a rank, and {1} most, {3}.", lambda run: run.peak, size)
+    said += _extremes(
+        groups, "{0} needed least memory, {2} a rank, and {1} most, {3}.", lambda run: run.peak, format_bytes
+    )
     return said
 
 

@@ -24,7 +24,6 @@ from weft.draw.reading import (
     mean,
     plain,
     reading,
-    size,
     smoothed,
     thinned,
     total,
@@ -33,6 +32,7 @@ from weft.draw.reading import (
 from weft.draw.shell import page
 from weft.errors import WeftError
 from weft.simulate import CATEGORIES
+from weft.text import format_bytes
 
 __all__ = ["Run", "report"]
 
@@ -196,7 +196,9 @@ def _memory(runs: Sequence[Run]) -> str:
     panels = []
     for group, members in held.items():
         rows = [
-            Bar(label=f"rank {rank}", values=[_share(one, part) / unit for part in parts], text=size(total(one)))
+            Bar(
+                label=f"rank {rank}", values=[_share(one, part) / unit for part in parts], text=format_bytes(total(one))
+            )
             for rank, one in enumerate(members)
         ]
         panels.append((group if len(held) > 1 else "", rows))

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from weft.errors import WeftError
 from weft.runtime.layers import call, tensors_of
 from weft.runtime.nest import flatten, over, unflatten
-from weft.schedule.catalog import nearest
 from weft.schedule.core import check_sizes
+from weft.text import did_you_mean
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
 
@@ -49,7 +49,7 @@ def chunk_layers(balance: str | Sequence[int], layers: Sequence[nn.Module], chun
 
 def _given(balance: Any, *, layers: int, chunks: int) -> list[int]:
     if isinstance(balance, str) or not isinstance(balance, Sequence | np.ndarray):
-        hint = nearest(balance, WAYS) if isinstance(balance, str) else ""
+        hint = did_you_mean(balance, WAYS) if isinstance(balance, str) else ""
         raise WeftError(f"balance is 'parameters', 'time' or the layers of each chunk (got {balance!r}){hint}")
     check_sizes(**{f"balance[{number}]": one for number, one in enumerate(balance)})
     counts = [int(one) for one in balance]

@@ -26,8 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.errors import WeftError
-from weft.runtime.rank import in_words
+from weft.errors import WeftError, one_line
 from weft.runtime.state import Unfit, decode
 
 FORMAT, VERSION = "weft checkpoint", 1
@@ -71,7 +70,7 @@ class Checkpoint:
             self.state = json.loads((self.path / STATE).read_text(encoding="utf-8"))
             about, self._places = self.state["about"], self.state["tensors"]
         except (ValueError, KeyError, TypeError) as problem:
-            self.refuse(STATE, f"is not what weft writes ({in_words(problem)})")
+            self.refuse(STATE, f"is not what weft writes ({one_line(problem)})")
         if {name: self.manifest.get(name) for name in about} != about:
             self.refuse(MANIFEST, f"does not belong to its {STATE}")
 
@@ -86,7 +85,7 @@ class Checkpoint:
             text = (self.path / MANIFEST).read_text(encoding="utf-8")
             found = json.loads(text)
         except (OSError, ValueError) as problem:
-            self.refuse(MANIFEST, f"can't be read ({in_words(problem)})")
+            self.refuse(MANIFEST, f"can't be read ({one_line(problem)})")
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             self.refuse(MANIFEST, f"is not one of a {FORMAT}")
         if found.get("version") != VERSION:
@@ -128,7 +127,7 @@ class Checkpoint:
             try:
                 self._files[file] = safe_open(self.path / file, framework="pt")
             except (OSError, SafetensorError) as problem:
-                self.refuse(file, f"is no safetensors file ({in_words(problem)})")
+                self.refuse(file, f"is no safetensors file ({one_line(problem)})")
         return self._files[file]
 
     def form(self, key: str) -> list[Any]:
@@ -162,7 +161,7 @@ def understood(checkpoint: Checkpoint) -> Iterator[None]:
     except Unfit as problem:
         checkpoint.refuse(STATE, f"does not fit this pipeline: {problem}", "use one of this model and optimizer")
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as problem:
-        checkpoint.refuse(STATE, f"is not what weft writes ({in_words(problem)})")
+        checkpoint.refuse(STATE, f"is not what weft writes ({one_line(problem)})")
 
 
 # Writing

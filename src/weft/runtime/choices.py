@@ -16,8 +16,9 @@ from weft.runtime.prediction import Choice
 from weft.runtime.transport import Processes, Transport, Virtual
 from weft.schedule import Program, Schedule, lower
 from weft.schedule import schedule as named_schedule
-from weft.schedule.catalog import METHODS, nearest
+from weft.schedule.catalog import METHODS
 from weft.schedule.core import check_sizes
+from weft.text import did_you_mean
 
 
 def check_choices(
@@ -84,7 +85,7 @@ def prediction_for(predict: Mapping[str, Any] | None) -> dict[str, str]:
     for name, value in chosen.items():
         if name not in PREDICT:
             known = ", ".join(PREDICT)
-            raise WeftError(f"predict has no choice {name!r}{nearest(name, PREDICT)}; its choices are: {known}")
+            raise WeftError(f"predict has no choice {name!r}{did_you_mean(name, PREDICT)}; its choices are: {known}")
         if value not in PREDICT[name]:
             raise WeftError(f"predict's {name} is {' or '.join(map(repr, PREDICT[name]))} (got {value!r})")
     return chosen

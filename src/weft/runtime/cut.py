@@ -14,7 +14,6 @@ Here is what users see; `export` writes forwards down, `graphs` takes them apart
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from weft.errors import WeftError
 from weft.runtime.cutlayer import as_call
 from weft.runtime.export import export, is_exported, read_exported
 from weft.runtime.graphs import MARK, take_apart
+from weft.text import did_you_mean
 
 
 def cut(*values: Any) -> Any:
@@ -86,11 +86,8 @@ def _check_names(model: Any, names: Sequence[str] | None) -> None:
     known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or known[:1]
-            raise WeftError(
-                f"{type(model).__name__} has no submodule {name!r} to cut at; "
-                + (f"did you mean {near[0]!r}?" if near else "it has none at all")
-            )
+            hint = did_you_mean(name, known) or (f"; its first is {known[0]!r}" if known else "; it has no submodules")
+            raise WeftError(f"{type(model).__name__} has no submodule {name!r} to cut at{hint}")
         if names.count(name) > 1:
             raise WeftError(
                 f"a model is cut once before a submodule (given {names.count(name)} times: {name}); drop one"

@@ -32,10 +32,10 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from weft.environment import is_rank
-from weft.errors import RunError, WeftError
+from weft.errors import RunError, WeftError, one_line
 from weft.runtime import stacks
 from weft.runtime.heap import keep_freed_memory
-from weft.runtime.rank import GO, STOP, Failure, Job, choose_backend, here, in_words
+from weft.runtime.rank import GO, STOP, Failure, Job, choose_backend, here
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     except Exception as problem:
         raise WeftError(
             f"weft.launch hands fn and its arguments to new processes by pickle, which can't take them "
-            f"({in_words(problem)}); pass plain data, and build the rest inside fn"
+            f"({one_line(problem)}); pass plain data, and build the rest inside fn"
         ) from problem
 
 
@@ -195,7 +195,7 @@ class _Child:
             try:
                 self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=inherited)
             except OSError as problem:
-                raise RunError(f"rank {rank} could not be started: {in_words(problem)}") from problem
+                raise RunError(f"rank {rank} could not be started: {one_line(problem)}") from problem
         # a large job fills the socket; a rank that never reads it must not hold up the parent
         threading.Thread(target=self.tell, args=messages, daemon=True).start()
 
@@ -218,7 +218,7 @@ class _Child:
         try:
             self.stage, value = pickle.loads(message)
         except Exception as problem:
-            self.fail(f"returned what can't be unpickled here ({in_words(problem)}); return plain data")
+            self.fail(f"returned what can't be unpickled here ({one_line(problem)}); return plain data")
         else:
             if self.stage == "failed":
                 self.failure = value

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from weft.errors import PeerError, RunError, WeftError
+from weft.errors import PeerError, RunError, WeftError, one_line
 from weft.runtime import stacks
 from weft.runtime.heap import keep_freed_memory
 
@@ -137,7 +137,7 @@ def _load(rank: int, job: Job, call: bytes) -> tuple[Callable[..., Any], tuple[A
     except Exception as problem:
         raise WeftError(
             f"weft.launch runs fn in new processes, which must be able to import it and the types of its arguments "
-            f"({in_words(problem)}); put them at the top level of a module on sys.path"
+            f"({one_line(problem)}); put them at the top level of a module on sys.path"
         ) from problem
     here.loading = ""
     return loaded
@@ -174,7 +174,7 @@ def _result(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         message = pickle.dumps(("done", result))
     except Exception as problem:
-        raise RunError(f"its result can't be pickled ({in_words(problem)}); return plain data") from problem
+        raise RunError(f"its result can't be pickled ({one_line(problem)}); return plain data") from problem
     if dist.is_initialized():
         dist.destroy_process_group()
     return message
@@ -184,7 +184,7 @@ def _failure(rank: int, error: BaseException) -> Failure:
     now = time.monotonic()  # one clock for all processes of a machine
     if here.loading and isinstance(error, WeftError):
         return Failure(rank=rank, cause=str(error), when=now, is_input=True)
-    what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else in_words(error)
+    what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
     cause = f"failed{f' while loading {here.loading}' if here.loading else ''}: {what}"
     steps = error.__traceback__
     while steps is not None and steps.tb_frame.f_code.co_filename == __file__:
@@ -205,8 +205,3 @@ def _echo(error: BaseException) -> int:
     if isinstance(error, RunError) and not isinstance(error, PeerError):
         return 1 if lost or root is error else 0
     return 2 if lost else 0
-
-
-def in_words(problem: BaseException) -> str:
-    text = str(problem).strip()
-    return f"{type(problem).__name__}: {text.splitlines()[0]}" if text else type(problem).__name__

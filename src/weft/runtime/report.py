@@ -10,6 +10,7 @@ from typing import Any
 from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
 from weft.schedule.core import count
 from weft.simulate import CATEGORIES
+from weft.text import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Report:
                 *(f"{one[name]:.3f}" for name in ("busy", "waiting", "updating")),
                 f"{one['bubble']:.1%}",
                 str(one["messages"]),
-                *(amount(one["peak_bytes"][name]) for name in (*CATEGORIES, "total")),
+                *(format_bytes(one["peak_bytes"][name]) for name in (*CATEGORIES, "total")),
             ]
             for one in self.ranks
         ]
@@ -51,16 +52,6 @@ class Report:
                 f"distance to the weights met: {predicted:.3g}, without prediction {stale:.3g}"
             )
         return lines
-
-
-def amount(nbytes: int) -> str:
-    """Bytes as people write them."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, "TiB"
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def measured_timeline(schedule: Schedule, ranks: Sequence[tuple[int, list[list[Any]]]]) -> Timeline:

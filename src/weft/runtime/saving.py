@@ -17,9 +17,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from weft.errors import WeftError
+from weft.errors import WeftError, one_line
 from weft.runtime.checkpoint import Checkpoint, begin, described, finish, form_of, understood, write_tensors
-from weft.runtime.rank import in_words
 from weft.runtime.stage import Built, Plan
 from weft.runtime.state import Saved, Unfit, decode, encode, state_of
 from weft.runtime.transport import Transport
@@ -178,7 +177,7 @@ def together(transport: Transport, work: Callable[[], T]) -> T:
     try:
         result = work()
     except Exception as error:
-        cause, problem = error, str(error) if isinstance(error, WeftError) else in_words(error)
+        cause, problem = error, str(error) if isinstance(error, WeftError) else one_line(error)
     for told in transport.everyone(problem):
         if told is not None:
             raise WeftError(told) from cause

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from weft.schedule.interleaved import interleaved
 from weft.schedule.one_f_one_b import one_f_one_b
 from weft.schedule.wpipe import wpipe
 from weft.schedule.zero_bubble import zb_h1
+from weft.text import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +112,14 @@ METHODS: dict[str, Method] = {
 def schedule(name: str, *, stages: int, microbatches: int, **options: Any) -> Schedule:
     """A method's schedule by name, such as `weft.schedule("wpipe", stages=4, microbatches=8)`."""
     if name not in METHODS:
-        raise WeftError(f"there is no schedule {name!r}{nearest(name, METHODS)}; known are {', '.join(METHODS)}")
+        raise WeftError(f"there is no schedule {name!r}{did_you_mean(name, METHODS)}; known are {', '.join(METHODS)}")
     method = METHODS[name]
     for option in options:
         if option not in method.options:
             known = ", ".join(method.options) or "none"
             raise WeftError(
-                f"{name} has no option {option!r}{nearest(option, method.options)}; its options are: {known}"
+                f"{name} has no option {option!r}{did_you_mean(option, method.options)}; its options are: {known}"
             )
     check_sizes(stages=stages, microbatches=microbatches)
     check_work(stages=stages, microbatches=microbatches, chunks=stages)
     return method.build(int(stages), int(microbatches), **options)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` where something is close enough."""
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weft import own
+from weft import user_code
 from weft.errors import WeftError
 from weft.schedule.core import Schedule
 
 
 def load_function(name: str) -> Callable[..., Schedule]:
     """The function behind a name; what it raises or returns wrongly becomes a clear error."""
-    function = own.load(name)
+    function = user_code.load(name)
 
     def build(**arguments: Any) -> Schedule:
         schedule = function(**arguments)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from weft.errors import WeftError
 from weft.schedule import Op, Schedule
-from weft.schedule.catalog import nearest
+from weft.text import did_you_mean
 
 LEAST, LARGEST = 1e-100, 1e100  # of any cost but 0: sums and quotients of others are no numbers any more
 
@@ -175,7 +175,7 @@ def _build(kind: type[Any], values: Any, where: str) -> Any:
         raise WeftError(f"{where} is an object with some of {', '.join(known)} (got {values!r})")
     for key in values:
         if key not in known:
-            raise WeftError(f"{where} has no {key!r}{nearest(key, known)}; known are {', '.join(known)}")
+            raise WeftError(f"{where} has no {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}")
     try:
         return kind(**values)
     except WeftError as problem:

@@ -17,9 +17,8 @@ from weft.draw.reading import rising
 from weft.draw.report import report
 from weft.errors import RunError, WeftError
 from weft.output import write_text
-from weft.runtime.report import amount
 from weft.simulate import CATEGORIES
-from weft.train.display import clock
+from weft.text import format_bytes, format_clock
 from weft.train.folder import Folder, slug
 from weft.train.job import Job, check
 from weft.train.metrics import plain, read
@@ -147,8 +146,8 @@ def _row(some: Sequence[dict[str, Any]], metric: str, held: Sequence[str]) -> li
         str(max(max(one["delay"]) for one in some)),
         _spread([one["final"][metric] for one in some if metric in one["final"]]),
         _spread([one["best"]["value"] for one in some if one["best"]]),
-        "not reached" if None in times else clock(mean(times)),
-        *(amount(int(mean(one[name] for one in largest))) for name in ("total", *held)),
+        "not reached" if None in times else format_clock(mean(times)),
+        *(format_bytes(int(mean(one[name] for one in largest))) for name in ("total", *held)),
     ]
 
 

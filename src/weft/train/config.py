@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import json
 import operator
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from weft.errors import WeftError
+from weft.text import did_you_mean
 
 T = TypeVar("T")
 KINDS: dict[Any, str] = {
@@ -203,7 +203,9 @@ def _read(kind: Any, rule: Rule, raw: Any, path: str, source: str, build: bool =
     for key, one in raw.items():
         if key not in keys:
             inside = [row[0] for row in describe(kind, path) if row[0].endswith(f".{key}")]
-            hint = _near(str(key), keys, path) or "".join(f", did you mean {row!r}?" for row in inside[:1])
+            hint = did_you_mean(str(key), keys, prefix=_join(path, "")) or "".join(
+                f", did you mean {row!r}?" for row in inside[:1]
+            )
             known = f"keys of {owner}: {', '.join(keys)}" if path else f"there are {', '.join(keys)}"
             raise _refusal(source, one, f"{_join(path, str(key))}: there is no such key{hint}; {known}")
     values = {key: _read(*keys[key][:2], one, _join(path, key), source, build) for key, one in raw.items()}
@@ -216,7 +218,7 @@ def _choose(rule: Rule, table: Mapping[str, Any], path: str, source: str) -> tup
     name = given.read(str) if isinstance(given, _Given) else given
     choice = rule.chosen(name)
     if choice is None:
-        hint = _near(str(name), rule.allowed or ())
+        hint = did_you_mean(str(name), rule.allowed or ())
         raise _refusal(source, given, f"{path}.name must be {rule.limits} (got {_toml(name):.80}){hint}")
     before = (given.replaced or rule.default) if isinstance(given, _Given) else name
     # what a file says of one choice is not meant for another, unless its keys are the same with the same meaning
@@ -233,7 +235,7 @@ def _value(kind: Any, rule: Rule, raw: Any, path: str, source: str = "") -> Any:
         of = next(iter(get_args(kind)), Any)
         return [_value(of, rule, one, f"{path}[{place}]", source) for place, one in enumerate(value)]
     if not rule.admits(kind, value):
-        hint = _near(str(value), map(str, rule.allowed or ()))
+        hint = did_you_mean(str(value), map(str, rule.allowed or ()))
         raise _refusal(source, raw, f"{path} must be {rule.words(kind)} (got {_toml(value):.80}){hint}")
     return float(value) if kind is float else value
 
@@ -279,13 +281,6 @@ def _keys(cls: Any) -> dict[str, tuple[Any, Rule, Any]]:
         made = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
         keys[one.name] = kind, rule, "" if made is dataclasses.MISSING else made
     return keys
-
-
-def _near(word: str, known: Iterable[str], path: str = "") -> str:
-    """`, did you mean 'x'?` where something is close enough, in whatever case it is written."""
-    spelled = {one.lower(): _join(path, one) for one in known}
-    close = difflib.get_close_matches(word.lower(), spelled, n=1)
-    return f", did you mean {spelled[close[0]]!r}?" if close else ""
 
 
 def _join(path: str, key: str) -> str:

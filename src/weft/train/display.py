@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from weft.runtime.report import amount
+from weft.text import format_bytes, format_clock
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
 
@@ -45,10 +45,10 @@ class State:
         return shown | {"bubbles": list(self.bubbles), "memory": list(self.memory)}
 
     def line(self) -> str:
-        memory = f"  memory a rank {amount(max(self.memory))}" if self.memory else ""
+        memory = f"  memory a rank {format_bytes(max(self.memory))}" if self.memory else ""
         return (
             f"update {self.update}/{self.updates}  loss {self.loss:.3f}  {self.speed:.0f} samples/s  "
-            f"bubble {share(self.bubble)}{memory}  left {clock(self.left)}"
+            f"bubble {share(self.bubble)}{memory}  left {format_clock(self.left)}"
         )
 
 
@@ -98,24 +98,15 @@ class Display:
     def _picture(self) -> Any:
         state = self._state
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, expand=False)
-        table.add_row("loss", f"{state.loss:.4f}", "samples/s", f"{state.speed:.0f}", "left", clock(state.left))
+        table.add_row("loss", f"{state.loss:.4f}", "samples/s", f"{state.speed:.0f}", "left", format_clock(state.left))
         table.add_row("bubble", share(state.bubble), "lr", f"{state.lr:.2e}", "held out", state.judged or "–")
         ranks = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in ("rank", "bubble", "memory"):
             ranks.add_column(name, justify="right")
         for rank, (bubble, memory) in enumerate(zip(state.bubbles, state.memory, strict=True)):
-            ranks.add_row(str(rank), f"{bubble:.1%}", amount(memory))
+            ranks.add_row(str(rank), f"{bubble:.1%}", format_bytes(memory))
         return Group(self._title, self._bar, table, *([ranks] if state.bubbles else []))
 
 
 def share(value: float) -> str:
     return f"{value:.1%}" if math.isfinite(value) else "–"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as people read them."""
-    if not math.isfinite(seconds):
-        return "–"
-    minutes, rest = divmod(round(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -24,7 +24,7 @@ from typing import Any
 from weft.environment import is_rank
 from weft.errors import WeftError
 from weft.output import write_text
-from weft.schedule.catalog import nearest
+from weft.text import did_you_mean
 from weft.train.config import to_toml
 from weft.train.job import Job, job_of
 from weft.train.metrics import plain
@@ -152,7 +152,7 @@ class Folder:
             which = self._pointed("best") or which
         if which not in names:
             known = ", ".join(names) or "none"
-            raise WeftError(f"{self} has no checkpoint {which!r}{nearest(which, names)}; there are: {known}")
+            raise WeftError(f"{self} has no checkpoint {which!r}{did_you_mean(which, names)}; there are: {known}")
         return self.checkpoints / which
 
     def _pointed(self, pointer: str) -> str | None:
@@ -205,7 +205,7 @@ def run_folder(given: str, home: str = "runs") -> Folder:
             return Folder(path)
     runs = sorted(one.parent.name for one in Path(home).glob("*/job.toml"))
     known = ", ".join(runs) or "none"
-    raise WeftError(f"{given} is no run: it has no job.toml{nearest(given, runs)} (runs in {home}: {known})")
+    raise WeftError(f"{given} is no run: it has no job.toml{did_you_mean(given, runs)} (runs in {home}: {known})")
 
 
 def _age(name: str) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from weft.environment import is_rank
 from weft.errors import WeftError
 from weft.schedule import METHODS, Schedule, load_csv, verify
 from weft.schedule import schedule as by_name
-from weft.schedule.catalog import nearest
 from weft.schedule.load import load_function
+from weft.text import did_you_mean
 from weft.train.config import load, option, tagged
 from weft.train.data.options import DATA, OwnData
 from weft.train.models.options import MODELS, OwnModel
@@ -141,7 +141,7 @@ def check(job: Job) -> None:
             f"use {-(-train.batch // parts) * parts}"
         )
     if ":" not in train.optimizer and train.optimizer not in OPTIMIZERS:
-        hint = nearest(train.optimizer, OPTIMIZERS)
+        hint = did_you_mean(train.optimizer, OPTIMIZERS)
         raise WeftError(f"train.optimizer is one of {', '.join(OPTIMIZERS)} (got {train.optimizer!r}){hint}")
     if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
         raise WeftError(f"train.betas are two numbers of at least 0 and below 1 (got {train.betas})")

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from weft import own
+from weft import user_code
 from weft.runtime.cures import NAdamW
 from weft.train.job import Training
 
@@ -32,7 +32,7 @@ CLASSES: dict[str, Any] = {
 def optimizer_of(train: Training) -> Callable[[list[Parameter]], Optimizer]:
     """A function from parameters to the optimizer that a job names, with the settings that it knows."""
     if ":" in train.optimizer:
-        function = own.load(train.optimizer)
+        function = user_code.load(train.optimizer)
         return lambda parameters: function(params=parameters, lr=train.lr)
     make = CLASSES[train.optimizer]
     known = inspect.signature(make).parameters

@@ -7,6 +7,7 @@ from typing import Any
 
 from weft.draw.report import Run, report
 from weft.output import write_text
+from weft.text import format_bytes, format_clock
 from weft.train.folder import Folder
 from weft.train.metrics import read
 
@@ -43,16 +44,14 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
     """The headline of a run."""
     if not summary:
         return {}
-    from weft.runtime.report import amount
-    from weft.train.display import clock
 
     shown = {
         "outcome": summary["how"],
         "updates": f"{summary['update']:,} of {summary['updates']:,}",
-        "training time": clock(summary["seconds"]),
+        "training time": format_clock(summary["seconds"]),
         "throughput": f"{summary['samples_per_second']:.1f} samples/s",
         "bubble": f"{bubble(summary):.1%}",
-        "memory, largest rank": amount(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
+        "memory, largest rank": format_bytes(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
     }
     shown |= {f"held-out {name}": number(value) for name, value in summary["final"].items()}
     if summary["best"]:

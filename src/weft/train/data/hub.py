@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.errors import WeftError
-from weft.schedule.catalog import nearest
+from weft.text import did_you_mean
 from weft.train.data.base import Data
 from weft.train.data.options import Hub
 from weft.train.data.parquet import data_of
@@ -28,7 +28,9 @@ def read(options: Hub, *, seed: int, inputs: bool, targets: bool) -> Data:
     wanted = [options.train, *([validation] if validation else [])]
     for split in wanted:
         if split not in splits:
-            raise WeftError(f"{name} has no split {split!r}{nearest(split, splits)}; its splits: {', '.join(splits)}")
+            raise WeftError(
+                f"{name} has no split {split!r}{did_you_mean(split, splits)}; its splits: {', '.join(splits)}"
+            )
     return data_of([_source(splits[one], f"{name}, {one}") for one in wanted], options, inputs=inputs, targets=targets)
 
 

@@ -6,9 +6,9 @@ import inspect
 from typing import Any
 
 from weft.errors import WeftError
-from weft.own import load
 from weft.train.data.base import Data
 from weft.train.data.options import OwnData
+from weft.user_code import load
 
 PARTS = ("facts", "fingerprint", "inputs", "targets", "__len__")
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.errors import WeftError
-from weft.schedule.catalog import nearest
+from weft.text import did_you_mean
 
 IMAGES = ("img", "image")
 SENTENCES = (
@@ -71,7 +71,9 @@ def layout_of(
 def refuse_unless_there(column: str, source: TableSource) -> None:
     if column not in source.names:
         known = ", ".join(source.names)
-        raise WeftError(f"{source.where} has no column {column!r}{nearest(column, source.names)}; its columns: {known}")
+        raise WeftError(
+            f"{source.where} has no column {column!r}{did_you_mean(column, source.names)}; its columns: {known}"
+        )
 
 
 class ArrowSource:

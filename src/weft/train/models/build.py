@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from weft.errors import WeftError
-from weft.own import load
-from weft.schedule.catalog import nearest
+from weft.text import did_you_mean
 from weft.train.facts import Facts
 from weft.train.models.bert import build_bert, positions_of
 from weft.train.models.gpt import build_gpt
@@ -23,6 +22,7 @@ from weft.train.models.options import BERT, GPT, MLP, MODELS, VGG, Inception, Ow
 from weft.train.models.resnet import build_resnet
 from weft.train.models.tasks import LOSSES, METRICS, Net
 from weft.train.models.vgg import build_vgg
+from weft.user_code import load
 
 BUILDERS: dict[type, Callable[[Any, Facts], nn.Sequential]] = {
     GPT: build_gpt,
@@ -46,7 +46,7 @@ def build_model(options: Any, facts: Facts, *, seed: int) -> Net:
     """A model for data of such a form, with its loss and metrics; the random numbers of others are left alone."""
     if facts.task not in LOSSES:
         known = ", ".join(LOSSES)
-        raise WeftError(f"a task is one of {known} (got {facts.task!r}){nearest(facts.task, LOSSES)}")
+        raise WeftError(f"a task is one of {known} (got {facts.task!r}){did_you_mean(facts.task, LOSSES)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = _own(options, facts) if isinstance(options, OwnModel) else _known(options, facts)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from weft.errors import WeftError
-from weft.schedule.catalog import nearest
+from weft.text import did_you_mean
 from weft.train.facts import Facts
 from weft.train.models.bert import positions_of
 from weft.train.models.configs import write_config
@@ -62,7 +62,7 @@ def load_weights(model: nn.Sequential, options: GPT | BERT) -> list[str]:
     if strange := [name for name in given if name not in known]:
         raise WeftError(
             f"{place} has {strange[0]}, which a {options.name} of {options.layers} layers has not (unknown: "
-            f"{len(strange)}){nearest(strange[0], known)}; take the sizes from its config.json (model.config)"
+            f"{len(strange)}){did_you_mean(strange[0], known)}; take the sizes from its config.json (model.config)"
         )
     left: list[str] = []
     for entry in entries:

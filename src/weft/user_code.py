@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from weft.errors import WeftError
+from weft.errors import WeftError, one_line
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -21,7 +21,7 @@ def load(name: str) -> Callable[..., Any]:
     except WeftError:
         raise
     except Exception as problem:
-        raise WeftError(f"{home} can't be imported ({_in_words(problem)})") from problem
+        raise WeftError(f"{home} can't be imported ({one_line(problem)})") from problem
     function = getattr(module, attribute, None)
     if function is None:
         raise WeftError(f"{home} has no {attribute!r}; write it as {home}:function")
@@ -32,7 +32,7 @@ def load(name: str) -> Callable[..., Any]:
         except WeftError:
             raise
         except Exception as problem:
-            raise WeftError(f"{name} failed ({_in_words(problem)})") from problem
+            raise WeftError(f"{name} failed ({one_line(problem)})") from problem
 
     call.__wrapped__ = function  # type: ignore[attr-defined]  # for inspect.signature
     return call
@@ -60,7 +60,3 @@ def _from_path(name: str) -> ModuleType:
 def _search(folder: str) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
-
-
-def _in_words(problem: Exception) -> str:
-    return " ".join(f"{type(problem).__name__}: {problem}".split())

@@ -1,0 +1,46 @@
+"""How values are written for people: suggestions for a misspelt word, bytes, durations, errors in one line."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """`, did you mean 'x'?` where a known word is close enough, in upper or lower case; otherwise nothing.
+
+    `prefix` is put before the suggestion.
+    """
+    spelling = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(word).lower(), spelling, n=1)
+    return f", did you mean {prefix + spelling[close[0]]!r}?" if close else ""
+
+
+def format_bytes(nbytes: float) -> str:
+    """Bytes in the unit that leaves one to four digits before the point."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, "TiB"
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration as `1.25 s`, `2 min 5 s` or `3 h 7 min`; a dash for one that is not known."""
+    if not math.isfinite(seconds):
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_clock(seconds: float) -> str:
+    """A duration as a clock shows it, `2:05` or `3:07:00`; a dash for one that is not known."""
+    if not math.isfinite(seconds):
+        return "–"
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
