@@ -61,6 +61,7 @@ LAYERS = (
     "user_code",
     "output",
     "text",
+    "metrics",
     "schedule",
     "simulate",
     "runtime",

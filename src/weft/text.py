@@ -17,6 +17,11 @@ def did_you_mean(word: str, known: Iterable[str], *, prefix: str = "") -> str:
     return f", did you mean {prefix + spelling[close[0]]!r}?" if close else ""
 
 
+def format_number(value: float) -> str:
+    """A number with up to six digits."""
+    return f"{value:.6g}"
+
+
 def format_bytes(nbytes: float) -> str:
     """Bytes in the unit that leaves one to four digits before the point."""
     size = float(nbytes)

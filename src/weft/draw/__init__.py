@@ -1,8 +1,9 @@
-"""Pictures of a timeline, simulated or measured: text grid, SVG, page and trace file. Torch-free."""
+"""Drawings of timelines, simulated or measured, and the pages that report on training runs. Torch-free.
 
-from weft.draw.page import html
-from weft.draw.picture import svg
-from weft.draw.terminal import enough, grid
-from weft.draw.tracing import trace
+`weft.draw.timeline` makes the terminal grid, the SVG, the HTML page and the trace file; `weft.draw.report` makes the
+report pages.
+"""
+
+from weft.draw.timeline import enough, grid, html, svg, trace
 
 __all__ = ["enough", "grid", "html", "svg", "trace"]

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.draw.charts import labels, ticks
-from weft.draw.look import number
+from weft.draw.report.charts import labels, ticks
 from weft.draw.sheet import measure
+from weft.text import format_number
 
 TICK = 12.0  # font size of what is written along an axis
 GAP = 12.0  # between two of these, at least
@@ -119,4 +119,4 @@ def _from_zero(low: float, high: float) -> tuple[float, float]:
 
 def _texts(values: Sequence[float], log: bool) -> list[str]:
     texts = [labels([value])[0] for value in values] if log else labels(values)
-    return texts if len(set(texts)) == len(values) else [number(value) for value in values]
+    return texts if len(set(texts)) == len(values) else [format_number(value) for value in values]

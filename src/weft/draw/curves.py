@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from weft.draw.axes import TICK, Scale, exact, rounded, shared
-from weft.draw.charts import TONES, short
+from weft.draw.report.charts import TONES, short
 from weft.draw.sheet import (
     EDGE,
     INNER,

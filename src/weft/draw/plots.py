@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from weft.draw import curves, rows
-from weft.draw.charts import TONES, short
+from weft.draw.report.charts import TONES, short
 from weft.draw.rows import Part, Row
 from weft.draw.sheet import PARTS, Sheet, order, sample, swatch
 from weft.draw.values import Value, checked, filled, writer

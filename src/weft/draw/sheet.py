@@ -16,9 +16,9 @@ from html import escape
 from importlib.resources import files
 from typing import TypeVar
 
-from weft.draw import colour
-from weft.draw.charts import DASHES, MARKS, SHAPES, TONES
-from weft.draw.picture import FONT, text_width
+from weft.draw.report.charts import DASHES, MARKS, SHAPES, TONES
+from weft.draw.timeline import colour
+from weft.draw.timeline.svg_picture import FONT, text_width
 
 T = TypeVar("T")
 
@@ -215,6 +215,6 @@ def _colours(palette: dict[str, str]) -> list[str]:
 @cache
 def _palettes() -> tuple[dict[str, str], dict[str, str]]:
     """The colours of the report, light and dark."""
-    style = files("weft.draw").joinpath("report.css").read_text("utf-8")
+    style = files("weft.draw").joinpath("report/report.css").read_text("utf-8")
     light, dark = style.split("@media screen", 1)
     return dict(re.findall(r"--([\w-]+): (#\w{6})", light)), dict(re.findall(r"--([\w-]+): (#\w{6})", dark))

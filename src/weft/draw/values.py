@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weft.draw.charts import short
+from weft.draw.report.charts import short
 from weft.errors import WeftError
 
 Value = float | tuple[float, float, float]  # a number, or low, middle, high

@@ -13,9 +13,9 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from weft.draw.reading import rising
 from weft.draw.report import report
 from weft.errors import RunError, WeftError
+from weft.metrics import higher_is_better
 from weft.output import write_text
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_clock
@@ -109,14 +109,14 @@ def _write(
 
 def _reached_by_all(evaluations: dict[str, list[dict[str, Any]]], metric: str) -> float | None:
     """The best value that every run has come to."""
-    worse, better = (min, max) if rising(metric) else (max, min)
+    worse, better = (min, max) if higher_is_better(metric) else (max, min)
     values = [[line[metric] for line in lines if line[metric] is not None] for lines in evaluations.values()]
     return None if not all(values) else float(worse(better(some) for some in values))
 
 
 def _time_to(lines: Sequence[dict[str, Any]], metric: str, aim: float | None) -> float | None:
     """Seconds of training at the first evaluation that is as good."""
-    sign = -1 if rising(metric) else 1
+    sign = -1 if higher_is_better(metric) else 1
     for line in lines:
         if aim is not None and line[metric] is not None and sign * line[metric] <= sign * aim:
             return float(line["seconds"])

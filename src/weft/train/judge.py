@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from weft.draw.reading import rising
+from weft.metrics import higher_is_better
 from weft.train.facts import Facts
 from weft.train.job import Evaluation
 
@@ -34,7 +34,7 @@ class Judge:
         self.last = dict(found)
         if self._facts.task == "language":
             self.last["perplexity"] = math.exp(min(found["loss"], 700.0))
-        value, sign = self.last[self._choice.metric], -1 if rising(self._choice.metric) else 1
+        value, sign = self.last[self._choice.metric], -1 if higher_is_better(self._choice.metric) else 1
         better = math.isfinite(value) and (self.best is None or sign * value < sign * self.best["value"])
         self.worse = 0 if better else self.worse + 1
         if better:

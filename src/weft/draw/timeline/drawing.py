@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.draw import colour
+from weft.draw.timeline import colour
 from weft.errors import WeftError
 from weft.schedule import Block, Op, Step, Timeline
 from weft.schedule.actions import RETIRING
 from weft.schedule.core import count
+from weft.text import format_number
 
 PASSES = {
     Op.F: "forward",
@@ -153,7 +154,7 @@ class Look:
     @property
     def subtitle(self) -> str:
         idle = sum(share.idle for share in self.shares()) / len(self.held)
-        window = f"{count(self.timeline.minibatches, 'mini-batch')}, time {number(self.span)}"
+        window = f"{count(self.timeline.minibatches, 'mini-batch')}, time {format_number(self.span)}"
         return f"{window}, {idle:.1%} idle in this window"
 
     def letter(self, op: Op, local: int) -> str:
@@ -216,8 +217,8 @@ class Look:
             "" if update else str(delay(step)),
             prediction if step.ahead and not update else "",
             str(block.rank),
-            number(block.start - self.begin),
-            number(block.end - self.begin),
+            format_number(block.start - self.begin),
+            format_number(block.end - self.begin),
         )
 
     def hover(self, block: Block) -> str:
@@ -273,10 +274,6 @@ def delay(step: Step) -> int:
 
 def ordinal(at: int) -> str:
     return _ORDINALS[at] if at < len(_ORDINALS) else f"{at + 1}th"
-
-
-def number(value: float) -> str:
-    return f"{value:.6g}"
 
 
 def at_most(timeline: Timeline, limit: int, kind: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.draw import colour
-from weft.draw.charts import TONES, Bar, Line, bars, labels, lines, short, ticks
+from weft.draw.report.charts import TONES, Bar, Line, bars, labels, lines, short, ticks
+from weft.draw.timeline import colour
 
 SIZES = st.floats(-1e9, 1e9, allow_subnormal=False).filter(lambda value: value == 0 or abs(value) > 1e-9)
 
@@ -125,7 +125,7 @@ def test_bars_of_all_panels_have_one_scale() -> None:
 
 
 def test_colours_are_legible_and_differ_in_grey() -> None:
-    style = files("weft.draw").joinpath("report.css").read_text("utf-8")
+    style = files("weft.draw.report").joinpath("report.css").read_text("utf-8")
     for part in style.split("@media screen", 1):
         found = dict(re.findall(r"--([\w-]+): (#\w{6})", part))
         tones = [found[f"tone-{at}"] for at in range(TONES)]

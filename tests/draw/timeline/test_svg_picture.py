@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from weft.draw import svg
-from weft.draw.picture import LABEL, LIMIT, SMALL, round_step, text_width
+from weft.draw.timeline.svg_picture import LABEL, LIMIT, SMALL, round_step, text_width
 from weft.errors import WeftError
 from weft.schedule import Op, Schedule, Timeline, schedule
 from weft.simulate import ChunkCost, Cost, Link, timeline

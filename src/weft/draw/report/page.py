@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from weft.draw.charts import Bar, Line, bars, lines
-from weft.draw.reading import (
+from weft.draw.html_page import page
+from weft.draw.report.charts import Bar, Line, bars, lines
+from weft.draw.report.summary_text import (
     SAMPLES,
     SECONDS,
     VALUE,
@@ -29,12 +30,9 @@ from weft.draw.reading import (
     total,
     width,
 )
-from weft.draw.shell import page
 from weft.errors import WeftError
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes
-
-__all__ = ["Run", "report"]
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -65,7 +63,7 @@ def report(
         _section("Generated text", _samples(runs), "folded"),
         _section("Configuration", _configurations(runs), "folded"),
     ]
-    return page(title=title, style="report.css", script="report.js", main="\n".join(filter(None, parts)))
+    return page(title=title, style="report/report.css", script="report/report.js", main="\n".join(filter(None, parts)))
 
 
 def _check(runs: Sequence[Run]) -> None:

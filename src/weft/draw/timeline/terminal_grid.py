@@ -15,12 +15,13 @@ from bisect import bisect_right
 from itertools import groupby
 from typing import NamedTuple
 
-from weft.draw import colour as colours
-from weft.draw.look import PASSES, Look, number, ordinal, version
+from weft.draw.timeline import colour as colours
+from weft.draw.timeline.drawing import PASSES, Look, ordinal, version
 from weft.errors import WeftError
 from weft.schedule import Block, Op, Schedule, Step, Timeline
 from weft.simulate import Cost
 from weft.simulate.cost import durations
+from weft.text import format_number
 
 PARTS = (1, 2, 3, 4, 5, 6, 8, 10)  # of a forward, that a column may be so that all times fit
 LONG = 40  # columns that a block takes at the most
@@ -62,9 +63,11 @@ def grid(
             lines.append(_line(" " * head, [_weights(block) for block in row[:shown]], cell, colour))
     notes = []
     if shown < total:
-        notes.append(f"time 0 to {number(shown * step)} of {number(look.span)} shown; a file (-o) shows all")
+        notes.append(
+            f"time 0 to {format_number(shown * step)} of {format_number(look.span)} shown; a file (-o) shows all"
+        )
     if not exact:
-        notes.append(f"times are rounded to columns of {number(step)}; a file (-o) is exact")
+        notes.append(f"times are rounded to columns of {format_number(step)}; a file (-o) is exact")
     steps = [block.step for row in sampled for block in row[:shown] if block is not None]
     notes.append(_legend(look, steps, step, versions))
     if colour:
@@ -186,4 +189,4 @@ def _legend(look: Look, steps: list[Step], unit: float, versions: bool) -> str:
         words.append("v1 weight version read")
         if any(step.ahead for step in steps):
             words.append("1+2 version 1 predicted 2 updates ahead")
-    return f"{', '.join(words)}; one column = {number(unit)}"
+    return f"{', '.join(words)}; one column = {format_number(unit)}"

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from weft.draw import html, page
-from weft.draw.look import FIELDS, Look
+from weft.draw import html
+from weft.draw.timeline import html_viewer
+from weft.draw.timeline.drawing import FIELDS, Look
 from weft.errors import WeftError
 from weft.schedule import Schedule, Timeline, schedule
 from weft.simulate import Cost, timeline
@@ -80,7 +81,7 @@ def test_names_and_figures_are_only_text() -> None:
 
 def test_what_is_embedded_can_not_end_its_element() -> None:
     data = {"</script><!--": ["&lt;", "\u2028"]}
-    text = page._embed(data)
+    text = html_viewer._embed(data)
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == data
 
@@ -123,7 +124,7 @@ def test_the_page_can_be_read_without_its_script() -> None:
 
 
 def test_too_many_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "LIMIT", 100)
+    monkeypatch.setattr(html_viewer, "LIMIT", 100)
     with pytest.raises(WeftError, match="a page shows at most 100 blocks"):
         html(line("1f1b"))
 

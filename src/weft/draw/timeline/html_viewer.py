@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from weft.draw.look import FIELDS, NIGHT, TONES, Entry, Look, Style, at_most, mark, number, version
-from weft.draw.shell import page
+from weft.draw.html_page import page
+from weft.draw.timeline.drawing import FIELDS, NIGHT, TONES, Entry, Look, Style, at_most, mark, version
 from weft.schedule import Op, Timeline
+from weft.text import format_number
 
 LIMIT = 200_000  # blocks; beyond it the file has tens of megabytes
 
@@ -39,7 +40,9 @@ def html(timeline: Timeline, figures: Mapping[str, object] | None = None) -> str
         _ranks(look),
     ]
     data = f'<script type="application/json" id="data">{_embed(_data(look))}</script>\n'
-    return page(title=look.title, style="viewer.css", script="viewer.js", main="\n".join(parts), data=data)
+    return page(
+        title=look.title, style="timeline/viewer.css", script="timeline/viewer.js", main="\n".join(parts), data=data
+    )
 
 
 def _embed(data: object) -> str:
@@ -106,7 +109,7 @@ def _figures(figures: Mapping[str, object]) -> str:
 
 
 def _value(value: object) -> str:
-    return number(value) if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)
 
 
 def _toolbar() -> str:
@@ -165,7 +168,7 @@ def _ranks(look: Look) -> str:
             ", ".join(map(str, share.chunks)),
             str(share.blocks),
             str(share.updates),
-            number(share.busy),
+            format_number(share.busy),
             f"{share.idle:.1%}",
         )
         bar = f'<td class="bar" aria-hidden="true"><div><span style="width:{share.idle:.1%}"></span></div></td>'

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from weft.draw.look import number
+from weft.text import format_number
 
 TONES = 8  # colours of groups, over and over
 ROW, AXIS = 24, 22  # height of a bar with its gap, and of the axis below
@@ -276,7 +276,7 @@ def _points(curves: Sequence[Line], across: str, upward: str) -> str:
     for curve in curves:
         step = max(1, math.ceil((len(curve.points) - 1) / each))
         kept = [*curve.points[:-1:step], curve.points[-1]]
-        rows += [(curve.name, number(x), number(y)) for x, y in kept]
+        rows += [(curve.name, format_number(x), format_number(y)) for x, y in kept]
     return _data(("", across, upward), rows)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.draw.charts import short
+from weft.draw.report.charts import short
+from weft.metrics import higher_is_better
 from weft.text import format_bytes, format_duration
 
 POINTS = 400  # of a curve; more can't be seen
-FALLING = ("loss", "perplexity")  # of all other metrics, more is better
 
 SPEED, SHARE = "{:,.0f} samples/s".format, "{:.1%}".format
 
@@ -67,11 +67,6 @@ class Run:
     def final(self, metric: str) -> float:
         values = course(self.evaluations, metric)[:, VALUE]
         return float(values[-1]) if len(values) else math.nan
-
-
-def rising(metric: str) -> bool:
-    """Whether more of a metric is better."""
-    return metric not in FALLING
 
 
 def total(memory: Mapping[str, int]) -> float:
@@ -150,7 +145,7 @@ def _one(run: Run, metric: str, reference: tuple[str, float] | None) -> list[str
         first, last = smoothed(losses)[[0, -1], VALUE]
         said.append(_change(first, last) if len(losses) > 1 else f"The training loss was {last:.3f}.")
     if len(values):
-        better = np.argmax if rising(metric) else np.argmin
+        better = np.argmax if higher_is_better(metric) else np.argmin
         best, last = values[better(values[:, VALUE])], values[-1]
         text = f"On validation data the {metric} was {measured(metric, last[VALUE])} at the end"
         if best[VALUE] == last[VALUE]:
@@ -221,7 +216,7 @@ def headline(runs: Sequence[Run], metric: str) -> dict[str, str]:
         (
             f"best final {metric}",
             lambda run: run.final(metric),
-            rising(metric),
+            higher_is_better(metric),
             lambda value: measured(metric, value),
         ),
         ("fastest", lambda run: run.speed, True, SPEED),
@@ -244,7 +239,7 @@ def _several(runs: Sequence[Run], metric: str) -> list[str]:
     each = f", {'up to ' * (counts[0] < seeds)}{seeds} runs each" if seeds > 1 else ""
     said = [f"{len(runs)} runs: {', '.join(groups)}{each}."]
     order = ranking(groups, lambda run: run.final(metric))
-    if rising(metric):
+    if higher_is_better(metric):
         order.reverse()
     if len(order) > 1:
         (best, first), (worst, last) = order[0], order[-1]

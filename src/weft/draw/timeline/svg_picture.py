@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass
 from html import escape
 
-from weft.draw.look import IDLE, Look, Style, at_most, mark, number, version
+from weft.draw.timeline.drawing import IDLE, Look, Style, at_most, mark, version
 from weft.errors import WeftError
 from weft.schedule import Block, Op, Step, Timeline
+from weft.text import format_number
 
 LIMIT = 20_000  # blocks; beyond it the file takes browsers seconds to show
 
@@ -61,7 +62,7 @@ class _Frame:
 
     @property
     def subtitle(self) -> str:
-        part = f", the first {number(self.span)} shown" if self.span < self.look.span else ""
+        part = f", the first {format_number(self.span)} shown" if self.span < self.look.span else ""
         return self.look.subtitle + part
 
     def y(self, rank: int) -> float:
@@ -163,7 +164,7 @@ def _axis(frame: _Frame) -> list[str]:
     for at in range(math.floor(frame.span / step + 1e-9) + 1):
         x = _n(frame.x(look.begin + at * step))
         parts.append(f'<path d="M{x} {_n(top)}V{_n(bottom)}" stroke="{RULE}"/>')
-        text = number(at * step)
+        text = format_number(at * step)
         parts.append(f'<text x="{x}" y="{_n(bottom + 14)}" class="m" text-anchor="middle">{text}</text>')
     parts.append(f'<text x="{EDGE}" y="{_n(bottom + 14)}" class="m">time</text>')
     return parts

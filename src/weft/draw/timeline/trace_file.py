@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from weft.draw.look import PASSES, Look, delay
+from weft.draw.timeline.drawing import PASSES, Look, delay
 from weft.errors import WeftError
 from weft.schedule import Op, Step, Timeline
 from weft.schedule.actions import BACKWARDS

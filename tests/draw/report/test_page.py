@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from weft.draw import svg
-from weft.draw.reading import VALUE, course, mean, smoothed, thinned
 from weft.draw.report import Run, report
+from weft.draw.report.summary_text import VALUE, course, mean, smoothed, thinned
 from weft.errors import WeftError
 from weft.schedule import schedule
 from weft.simulate import timeline

@@ -5,8 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from weft.draw import colour
-from weft.draw.look import FIELDS, HATCHES, IDLE, NIGHT, TONES, Look, Style, mark, version
+from weft.draw.timeline import colour
+from weft.draw.timeline.drawing import FIELDS, HATCHES, IDLE, NIGHT, TONES, Look, Style, mark, version
 from weft.schedule import Op, Schedule, schedule
 from weft.simulate import Cost, simulate, timeline
 
