@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.train.data import Draw
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models import Net
 
 
@@ -27,10 +27,10 @@ class Residual(nn.Module):
         return values + added
 
 
-def residual(facts: Facts, width: int = 64, depth: int = 8) -> Net:
-    """A list of layers, a loss and metrics; `facts` is what the data says of itself."""
-    layers = [nn.Linear(facts.features, width), *(Residual(width) for _ in range(depth))]
-    model = nn.Sequential(*layers, nn.Linear(width, facts.classes))
+def residual(spec: DataSpec, width: int = 64, depth: int = 8) -> Net:
+    """A list of layers, a loss and metrics; `spec` is what the data says of itself."""
+    layers = [nn.Linear(spec.features, width), *(Residual(width) for _ in range(depth))]
+    model = nn.Sequential(*layers, nn.Linear(width, spec.classes))
     return Net(model=model, loss_fn=smoothed, metrics={"accuracy": accuracy})
 
 
@@ -43,7 +43,7 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 
 class Points:
-    """What weft asks of a data set: facts, a fingerprint, a length, and batches by the numbers of their samples."""
+    """What weft asks of a data set: a spec, a fingerprint, a length, and batches by the numbers of their samples."""
 
     def __init__(self, samples: int, arms: int, seed: int) -> None:
         chance = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ class Points:
         along = chance.uniform(0.2, 1.0, size=samples)
         turn = 2 * np.pi * (along + self._arm / arms)
         self._place = np.stack([along * np.cos(turn), along * np.sin(turn)], axis=1).astype(np.float32)
-        self.facts = Facts(task="classification", form="values", features=2, classes=arms)
+        self.spec = DataSpec(task="classification", form="values", features=2, classes=arms)
         self.fingerprint = hashlib.sha256(self._arm.tobytes()).hexdigest()[:16]
 
     def __len__(self) -> int:

@@ -31,8 +31,8 @@ import torch
 
 from weft.cli import main
 from weft.train.config import describe
-from weft.train.folder import run_folder
 from weft.train.job import Job, job_of
+from weft.train.run.folder import run_folder
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -14,7 +14,7 @@ from weft.bench.paper_scale import pages, shapes
 from weft.bench.paper_scale.cells import Assumed, Cell, microbatches_of, run
 from weft.bench.paper_scale.devices import Device, ring_seconds
 from weft.bench.paper_scale.sensitivity import compare
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models.bert import Attention, FeedForward
 from weft.train.models.options import BERT, ResNet
 from weft.train.models.resnet import build_resnet
@@ -31,8 +31,8 @@ def hidden(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(samples, SEQUENCE, 64, requires_grad=True), torch.ones(samples, SEQUENCE, dtype=torch.bool)
 
 
-def images(size: int) -> Facts:
-    return Facts(task="classification", form="images", channels=3, size=size, classes=shapes.CLASSES)
+def images(size: int) -> DataSpec:
+    return DataSpec(task="classification", form="images", channels=3, size=size, classes=shapes.CLASSES)
 
 
 def kept_bytes(model: torch.nn.Module, value: object) -> int:

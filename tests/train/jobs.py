@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.runtime.checkpoint import read_model
-from weft.train.folder import Folder
+from weft.train.run.folder import Folder
 
 TINY: dict[str, Any] = {
     "name": "tiny",

@@ -10,7 +10,7 @@ from tests.train.jobs import lines, weights, words
 
 from weft.cli import main
 from weft.train.job import job_of
-from weft.train.setup import facts_of, net_of
+from weft.train.setup import data_spec_of, net_of
 
 NAMES = ("1f1b", "2bw", "wpipe")
 
@@ -37,7 +37,7 @@ def test_they_begin_alike_and_see_the_same_samples(compared: Path) -> None:
         assert {line["loss"] for line in some} == {some[0]["loss"]}
     assert firsts[0][0]["loss"] != firsts[1][0]["loss"]
     jobs = [job_of(str(compared / f"{name}-seed1" / "job.toml")) for name in NAMES]
-    states = [net_of(job, facts_of(job)).model.state_dict() for job in jobs]
+    states = [net_of(job, data_spec_of(job)).model.state_dict() for job in jobs]
     assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in other)
     assert len({job.train.seed for job in jobs}) == 1
 
@@ -129,7 +129,7 @@ def test_a_model_leaves_its_run(compared: Path, capsys: pytest.CaptureFixture[st
     run = compared / "wpipe-seed0"
     assert main(["export", str(run), "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
-    model = net_of(job_of(str(run / "job.toml")), facts_of(job_of(str(run / "job.toml")))).model
+    model = net_of(job_of(str(run / "job.toml")), data_spec_of(job_of(str(run / "job.toml")))).model
     model.load_state_dict(load_file(written["model"]), strict=True)
     assert all(torch.equal(tensor, weights(run)[name]) for name, tensor in model.state_dict().items())
     assert "huggingface" not in written
@@ -153,7 +153,7 @@ def test_a_transformer_leaves_it_for_hugging_face(tmp_path: Path, capsys: pytest
     assert main(["export", str(tmp_path / "words"), "-o", str(tmp_path / "out")]) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "huggingface").eval()
     job = job_of(str(file))
-    ours = net_of(job, facts_of(job)).model
+    ours = net_of(job, data_spec_of(job)).model
     ours.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
     tokens = torch.randint(32, (2, 8))
     torch.testing.assert_close(theirs(tokens).logits, ours.eval()(tokens), atol=1e-5, rtol=1e-4)

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from weft.errors import WeftError
 from weft.text import format_clock
-from weft.train.display import Display, State
-from weft.train.metrics import Metrics, read
+from weft.train.run.display import Display, State
+from weft.train.run.metrics import Metrics, read
 
 
 def some_state() -> State:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from weft.errors import WeftError
-from weft.train.folder import Folder, new_folder, run_folder
 from weft.train.job import job_of
+from weft.train.run.folder import Folder, new_folder, run_folder
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def land(folder: Folder, update: int, *, best: bool = False, keep: int = 2) -> s
     path = folder.next(update)
     path.mkdir()
     (path / "manifest.json").write_text("{}")
-    folder.landed(path, best=best, keep=keep)
+    folder.publish(path, best=best, keep=keep)
     return path.name
 
 

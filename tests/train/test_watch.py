@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from weft.errors import RunError
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.job import Evaluation
-from weft.train.judge import Judge
 from weft.train.peers import LAG, Peers
-from weft.train.watch import Clock, Watch
+from weft.train.run.evaluation import Evaluations
+from weft.train.run.watch import Clock, Watch
 
 
 class Figures:
@@ -90,8 +90,8 @@ def test_a_clock_counts_only_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> N
     assert clock.seconds == 11.0
 
 
-def judge(metric: str, patience: int = 0) -> Judge:
-    return Judge(Evaluation(metric=metric, patience=patience), Facts(task="language", form="tokens"))
+def judge(metric: str, patience: int = 0) -> Evaluations:
+    return Evaluations(Evaluation(metric=metric, patience=patience), DataSpec(task="language", form="tokens"))
 
 
 @pytest.mark.parametrize(("metric", "values"), [("loss", (2.0, 1.0, 1.0, 3.0)), ("accuracy", (0.1, 0.5, 0.5, 0.2))])

@@ -14,10 +14,10 @@ from weft.errors import RunError, WeftError
 from weft.output import print_table
 from weft.schedule import METHODS
 from weft.train.config import as_dict, to_toml
-from weft.train.folder import Folder, new_folder, run_folder
 from weft.train.job import Job, job_of, resolved
-from weft.train.metrics import plain
 from weft.train.reporting import figures, write_report
+from weft.train.run.folder import Folder, new_folder, run_folder
+from weft.train.run.metrics import plain
 
 
 def train(arguments: argparse.Namespace) -> None:

@@ -19,10 +19,10 @@ from weft.metrics import higher_is_better
 from weft.output import write_text
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_clock
-from weft.train.folder import Folder, slug
 from weft.train.job import Job, check
-from weft.train.metrics import plain, read
 from weft.train.reporting import bubble, reference, run_of
+from weft.train.run.folder import Folder, slug
+from weft.train.run.metrics import plain, read
 from weft.train.supervise import run
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from weft.errors import WeftError
 from weft.output import write_text
 from weft.train.data.options import Tokenised
-from weft.train.folder import Folder
 from weft.train.models.options import BERT, GPT
+from weft.train.run.folder import Folder
 
 
 def export(folder: Folder, *, checkpoint: str, output: str | None) -> dict[str, Any]:
@@ -33,9 +33,9 @@ def export(folder: Folder, *, checkpoint: str, output: str | None) -> dict[str, 
     _whole(home / "model.safetensors", lambda beside: save_file(state, beside, metadata={"format": "pt"}))
     if isinstance(job.model, GPT | BERT):
         from weft.train.models import to_huggingface
-        from weft.train.setup import facts_of
+        from weft.train.setup import data_spec_of
 
-        config, renamed = to_huggingface(job.model, facts_of(job), state)
+        config, renamed = to_huggingface(job.model, data_spec_of(job), state)
         inside = home / "huggingface"
         inside.mkdir(exist_ok=True)
         write_text(inside / "config.json", json.dumps(config, indent=2) + "\n")

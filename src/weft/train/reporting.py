@@ -8,8 +8,8 @@ from typing import Any
 from weft.draw.report import Run, report
 from weft.output import write_text
 from weft.text import format_bytes, format_clock
-from weft.train.folder import Folder
-from weft.train.metrics import read
+from weft.train.run.folder import Folder
+from weft.train.run.metrics import read
 
 
 def write_report(folder: Folder) -> None:

@@ -15,7 +15,7 @@ from weft.runtime.cures import Cure
 from weft.schedule import Schedule, lower
 from weft.train.data import Data, Draw, entropy, open_data
 from weft.train.data.order import Order, checksum
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.job import Job, schedule_of
 from weft.train.models import Net, build_model
 from weft.train.optimizers import optimizer_of, scheduler_of
@@ -36,7 +36,7 @@ class Supply:
     """The data of a job as one rank sees it: the halves of a batch that it needs, of the same samples everywhere."""
 
     job: Job
-    facts: Facts
+    spec: DataSpec
     entropy: float | None  # of single tokens, in nats
     train: int  # samples
     validation: int
@@ -95,7 +95,7 @@ def supply_of(job: Job, peers: Peers) -> Supply:
     train, validation = first["samples"]
     return Supply(
         job=job,
-        facts=Facts(**first["facts"]),
+        spec=DataSpec(**first["spec"]),
         entropy=next((one["entropy"] for one in everyone if one is not None and one["entropy"] is not None), None),
         train=train,
         validation=validation,
@@ -107,29 +107,29 @@ def supply_of(job: Job, peers: Peers) -> Supply:
 
 def _about(data: Data, *, targets: bool) -> dict[str, Any]:
     return {
-        "facts": asdict(data.train.facts),
+        "spec": asdict(data.train.spec),
         "samples": [len(data.train), len(data.validation)],
         "fingerprints": [data.train.fingerprint, data.validation.fingerprint],
-        "entropy": entropy(data.train) if targets and data.train.facts.task == "language" else None,
+        "entropy": entropy(data.train) if targets and data.train.spec.task == "language" else None,
     }
 
 
-def facts_of(job: Job) -> Facts:
-    """The facts of a job's data, without a run."""
-    return open_data(job.data, seed=job.train.seed, targets=False).train.facts
+def data_spec_of(job: Job) -> DataSpec:
+    """The data spec of a job's data, without a run."""
+    return open_data(job.data, seed=job.train.seed, targets=False).train.spec
 
 
-def net_of(job: Job, facts: Facts, *, resumed: bool = False) -> Net:
+def net_of(job: Job, spec: DataSpec, *, resumed: bool = False) -> Net:
     """The model of a job; one that goes on from a checkpoint does not start from other weights."""
     options = replace(job.model, weights="") if resumed and hasattr(job.model, "weights") else job.model
-    net = build_model(options, facts, seed=job.train.seed)
+    net = build_model(options, spec, seed=job.train.seed)
     known = ("loss", *net.metrics)
     if job.evaluate.metric not in known:
         raise WeftError(f"evaluate.metric is one of {', '.join(known)} for this task (got {job.evaluate.metric!r})")
     return net
 
 
-def pipeline_of(job: Job, net: Net, facts: Facts, *, updates: int) -> Pipeline:
+def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline:
     """The pipeline of a job, on the ranks that are there or on virtual ones."""
     schedule, choice = schedule_of(job), job.schedule
     predicts = bool(lower(schedule).predicts.any())
@@ -141,7 +141,7 @@ def pipeline_of(job: Job, net: Net, facts: Facts, *, updates: int) -> Pipeline:
         schedule=schedule,
         replicas=choice.replicas,
         balance=choice.layers or choice.balance,
-        example=example_of(facts, job.train.batch // (schedule.microbatches * choice.replicas)),
+        example=example_of(spec, job.train.batch // (schedule.microbatches * choice.replicas)),
         recompute=choice.recompute,
         clip_norm=job.train.clip_norm or None,
         precision="bf16" if job.train.precision == "bf16" else None,
@@ -154,13 +154,13 @@ def pipeline_of(job: Job, net: Net, facts: Facts, *, updates: int) -> Pipeline:
     )
 
 
-def example_of(facts: Facts, samples: int) -> Any:
+def example_of(spec: DataSpec, samples: int) -> Any:
     """Inputs of the form of a micro-batch, for measuring how long layers take; every rank makes the same."""
-    shapes = {"images": (facts.channels, facts.size, facts.size), "values": (facts.features,)}
-    if facts.form in shapes:
-        return torch.zeros(samples, *shapes[facts.form])
-    tokens = torch.zeros(samples, facts.context, dtype=torch.int64)
-    if facts.form == "tokens":
+    shapes = {"images": (spec.channels, spec.size, spec.size), "values": (spec.features,)}
+    if spec.form in shapes:
+        return torch.zeros(samples, *shapes[spec.form])
+    tokens = torch.zeros(samples, spec.context, dtype=torch.int64)
+    if spec.form == "tokens":
         return tokens
     return {"input_ids": tokens, "token_type_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 

@@ -20,9 +20,9 @@ from weft.errors import RunError, WeftError
 from weft.runtime.checkpoint import inspect
 from weft.runtime.heap import keep_freed_memory
 from weft.runtime.launch import launch
-from weft.train.folder import Folder
 from weft.train.job import Job, ranks_of, schedule_of
 from weft.train.reporting import write_report
+from weft.train.run.folder import Folder
 
 
 def run(job: Job, folder: Folder, *, checkpoint: str = "", max_restarts: int = 0, show: str = "live") -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _here(job: Job, folder: Folder, start: str | None, show: str) -> dict[str, A
     """As the rank that this process is, or with all of them as virtual ones."""
     import torch
 
-    from weft.train.loop import train
+    from weft.train.run.loop import train
 
     if job.schedule.virtual:
         keep_freed_memory()
@@ -105,7 +105,7 @@ def _supervised(job: Job, folder: Folder, start: str | None, max_restarts: int, 
 
 def _train(*arguments: Any) -> dict[str, Any]:
     """What a rank runs; it imports the loop, the process that starts it need not."""
-    from weft.train.loop import train
+    from weft.train.run.loop import train
 
     return train(*arguments)
 

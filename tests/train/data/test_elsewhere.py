@@ -53,7 +53,7 @@ def test_a_function_is_given_its_options_and_what_else_it_takes(own: str) -> Non
     ("name", "message"),
     [
         ("three", "must return a weft.train.data.Data, or a training and a validation data set .got tuple"),
-        ("bare", "train data of .* must have facts, .*it lacks facts, fingerprint, inputs, targets"),
+        ("bare", "train data of .* must have spec, .*it lacks spec, fingerprint, inputs, targets"),
         ("none", "has no 'none'"),
     ],
 )

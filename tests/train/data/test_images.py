@@ -27,9 +27,9 @@ def parquet(folder: Path, size: int, samples: int = 10, **options: object) -> tu
 def test_cifar10_is_read_file_after_file(tmp_path: Path) -> None:
     held = write_cifar(tmp_path)
     data = open_data(Cifar10(path=str(tmp_path), **FLAT), seed=0)  # type: ignore[arg-type]
-    facts = data.train.facts
+    spec = data.train.spec
     assert (len(data.train), len(data.validation)) == (15, 3)
-    assert (facts.form, facts.classes, facts.channels, facts.size) == ("images", 10, 3, 32)
+    assert (spec.form, spec.classes, spec.channels, spec.size) == ("images", 10, 3, 32)
     picture = held["data_batch_2.bin"][1]
     assert (bytes_of(data.train.inputs(np.array([4]), None))[0].transpose(2, 0, 1).ravel() == picture[1:]).all()
     assert data.train.targets(np.array([4, 0]), None).tolist() == [2, 0]
@@ -41,7 +41,7 @@ def test_cifar100_has_two_kinds_of_labels_and_may_lie_in_its_own_folder(tmp_path
     write_cifar(tmp_path / "cifar-100-binary", hundred=True)
     for kind, classes, labels in (("fine", 100, [0, 10, 20]), ("coarse", 20, [0, 1, 2])):
         data = open_data(Cifar100(path=str(tmp_path), labels=kind), seed=0, inputs=False)
-        assert (data.train.facts.classes, data.train.facts.size) == (classes, 32)
+        assert (data.train.spec.classes, data.train.spec.size) == (classes, 32)
         assert data.train.targets(np.arange(3), None).tolist() == labels
 
 
@@ -60,7 +60,7 @@ def test_idx_files_packed_or_not(tmp_path: Path, ending: str, kind: type[Mnist])
         write_idx(tmp_path / f"{part}-images-idx3-ubyte{ending}", images)
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte{ending}", np.array([7, 1, 9, 0], dtype=np.uint8))
     data = open_data(kind(path=str(tmp_path), **FLAT), seed=0)  # type: ignore[arg-type]
-    assert (data.train.facts.channels, data.train.facts.size) == (1, 28)
+    assert (data.train.spec.channels, data.train.spec.size) == (1, 28)
     assert (bytes_of(data.train.inputs(np.array([2]), None))[0, ..., 0] == images[2]).all()
     assert data.validation.targets(np.arange(4), None).tolist() == [7, 1, 9, 0]
     write_idx(tmp_path / f"train-images-idx3-ubyte{ending}", images[:3])
@@ -101,7 +101,7 @@ def test_ranks_that_need_targets_only_read_the_labels_alone(tmp_path: Path, monk
     monkeypatch.setattr("weft.train.data.images.decode", None)
     data = open_data(options, seed=0, inputs=False)
     assert data.train.targets(np.array([4, 2]), None).tolist() == [1, 2]
-    assert (data.train.facts.classes, data.train.facts.size) == (3, 0)
+    assert (data.train.spec.classes, data.train.spec.size) == (3, 0)
     with pytest.raises(WeftError, match="opened without inputs"):
         data.train.inputs(np.array([0]), None)
 
@@ -182,7 +182,7 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     assert (values // 100 == labels.numpy()).all()
     assert sorted(values.tolist()) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert len(set(labels[:4].tolist())) == 2  # mixed, so that the first ones are of both classes
-    assert open_data(options, seed=0, inputs=False).train.facts == data.train.facts
+    assert open_data(options, seed=0, inputs=False).train.spec == data.train.spec
     (tmp_path / "val" / "bird").mkdir()
     with pytest.raises(WeftError, match="classes that training has not: bird"):
         open_data(options, seed=0)
@@ -192,7 +192,7 @@ def test_grey_images_have_one_channel_and_other_sizes_are_fitted(tmp_path: Path)
     images = [np.full((20, 20 + number), 10 * number, dtype=np.uint8) for number in range(4)]
     path = write_images(tmp_path / "train.parquet", images, [0, 1, 0, 1], column="image")
     data = open_data(Parquet(train=path, validation=path, **FLAT), seed=0)  # type: ignore[arg-type]
-    assert (data.train.facts.channels, data.train.facts.size) == (1, 20)
+    assert (data.train.spec.channels, data.train.spec.size) == (1, 20)
     assert bytes_of(data.train.inputs(np.array([3]), None)).tolist() == np.full((1, 20, 20, 1), 30).tolist()
 
 

@@ -27,8 +27,8 @@ def test_pairs_are_framed_typed_and_masked(tmp_path: Path, vocabulary: str, colu
     path = parquet(tmp_path / "train.parquet", columns, label=[0, 2, 1])
     options = Parquet(train=path, validation=path, tokens="wordpiece", vocabulary=vocabulary, context=9)
     data = open_data(options, seed=0)
-    facts = data.train.facts
-    assert (facts.task, facts.form, facts.vocabulary, facts.context, facts.classes) == (
+    spec = data.train.spec
+    assert (spec.task, spec.form, spec.vocabulary, spec.context, spec.classes) == (
         "classification", "pairs", 13, 9, 3,
     )  # fmt: skip
     batch = data.train.inputs(np.array([2, 0]), None)
@@ -46,7 +46,7 @@ def test_single_sentences_and_bytes(tmp_path: Path) -> None:
     assert batch["input_ids"].tolist() == [[2, 97, 98, 3, 0, 0]]
     assert batch["token_type_ids"].sum() == 0
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0]]
-    assert data.train.facts.vocabulary == 256
+    assert data.train.spec.vocabulary == 256
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_a_smaller_vocabulary_is_known_without_reading_sentences(tmp_path: Path,
         train=path, validation=path, tokens="wordpiece", vocabulary=vocabulary, vocabulary_size=8, context=16
     )
     whole, targets = open_data(options, seed=0), open_data(options, seed=0, inputs=False)
-    assert whole.train.facts == targets.train.facts
-    assert whole.train.facts.vocabulary == 8
+    assert whole.train.spec == targets.train.spec
+    assert whole.train.spec.vocabulary == 8
     ids = whole.train.inputs(np.arange(20), None)["input_ids"]
     assert int(ids.max()) < 8
     assert whole.tokens is not None
@@ -93,7 +93,7 @@ def test_glue_files_with_words_for_labels(tmp_path: Path) -> None:
 def test_scores_are_a_regression(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("sentence1\tsentence2\tscore\n" + "a\tb\t2.5\n" * 30)
     data = open_data(Glue(path=str(tmp_path), holdout=0.1), seed=0)
-    assert (data.train.facts.task, data.train.facts.classes) == ("regression", 1)
+    assert (data.train.spec.task, data.train.spec.classes) == ("regression", 1)
     assert (len(data.train), len(data.validation)) == (27, 3)
     assert data.train.targets(np.array([4]), None).tolist() == [[2.5]]
 
@@ -121,7 +121,7 @@ def test_columns_are_named_where_they_are_not_known(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"validation.parquet has no column 'stars'; its columns: body"):
         open_data(Parquet(train=path, validation=other, columns=["body"], label="stars"), seed=0)
     data = open_data(Parquet(train=path, columns=["body"], label="stars", holdout=0.5), seed=0)
-    assert data.train.facts.classes == 2
+    assert data.train.spec.classes == 2
 
 
 def test_labels_of_a_test_part_are_refused(tmp_path: Path) -> None:
@@ -133,5 +133,5 @@ def test_labels_of_a_test_part_are_refused(tmp_path: Path) -> None:
 def test_a_table_of_text_is_a_language(tmp_path: Path) -> None:
     path = parquet(tmp_path / "train.parquet", {"text": ["abc" * 40]})
     data = open_data(Parquet(train=path, context=8, holdout=0.2), seed=0)
-    assert data.train.facts.task == "language"
+    assert data.train.spec.task == "language"
     assert bytes(data.train.targets(np.array([0]), None)[0].tolist()) == b"bcabcabc"

@@ -18,7 +18,11 @@ def text_file(folder: Path, text: str, name: str = "text.txt") -> str:
 def test_a_target_is_the_next_byte_and_blocks_are_one_after_the_other(tmp_path: Path) -> None:
     text = "".join(chr(97 + number % 26) for number in range(1000))
     data = open_data(TextFiles(path=text_file(tmp_path, text), context=10, holdout=0.1), seed=0)
-    assert (data.train.facts.task, data.train.facts.vocabulary, data.train.facts.context) == ("language", 256, 10)
+    assert (data.train.spec.task, data.train.spec.vocabulary, data.train.spec.context) == (
+        "language",
+        256,
+        10,
+    )
     assert data.tokens is not None
     rows = [data.tokens.decode(row.tolist()) for row in data.train.inputs(np.array([0, 3]), None)]
     assert rows == [text[:10], text[30:40]]
@@ -84,12 +88,12 @@ def test_wordpiece_with_a_smaller_vocabulary(tmp_path: Path, vocabulary: str) ->
     path = text_file(tmp_path, "a Dog is a dog\nare cats a bird?\n" * 40)
     options = {"path": path, "context": 14, "tokens": "wordpiece", "vocabulary": vocabulary}
     whole = open_data(TextFiles(**options), seed=0)  # type: ignore[arg-type]
-    assert whole.train.facts.vocabulary == 13
+    assert whole.train.spec.vocabulary == 13
     assert whole.tokens is not None
     ids = whole.train.inputs(np.array([0]), None)[0].tolist()
     assert ids[:11] == [5, 6, 9, 5, 6, 2, 7, 8, 5, 11, 10]
     small = open_data(TextFiles(**options, vocabulary_size=7), seed=0)  # type: ignore[arg-type]
-    assert small.train.facts.vocabulary == 7
+    assert small.train.spec.vocabulary == 7
     assert small.tokens is not None
     # the special ones stay, and of the others the most frequent: a (3 in two lines), dog (2), cat (lowest of the rest)
     assert small.tokens.decode(small.train.inputs(np.array([0]), None)[0].tolist()[:11]) == (

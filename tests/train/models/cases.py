@@ -7,33 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
-TEXT = Facts(task="language", form="tokens", vocabulary=50, context=12)
-PAIRS = Facts(task="classification", form="pairs", vocabulary=50, context=12, classes=3)
-IMAGES = Facts(task="classification", form="images", channels=3, size=32, classes=10)
-VALUES = Facts(task="regression", form="values", features=5, classes=2)
+TEXT = DataSpec(task="language", form="tokens", vocabulary=50, context=12)
+PAIRS = DataSpec(task="classification", form="pairs", vocabulary=50, context=12, classes=3)
+IMAGES = DataSpec(task="classification", form="images", channels=3, size=32, classes=10)
+VALUES = DataSpec(task="regression", form="values", features=5, classes=2)
 
 
-def batch(facts: Facts, samples: int, *, seed: int = 0) -> tuple[Any, Tensor]:
+def batch(spec: DataSpec, samples: int, *, seed: int = 0) -> tuple[Any, Tensor]:
     """Random inputs and targets; pairs are padded, each to another length."""
     made = torch.Generator().manual_seed(seed)
-    if facts.form == "images":
-        inputs: Any = torch.randn(samples, facts.channels, facts.size, facts.size, generator=made)
-    elif facts.form == "values":
-        inputs = torch.randn(samples, facts.features, generator=made)
+    if spec.form == "images":
+        inputs: Any = torch.randn(samples, spec.channels, spec.size, spec.size, generator=made)
+    elif spec.form == "values":
+        inputs = torch.randn(samples, spec.features, generator=made)
     else:
-        inputs = torch.randint(facts.vocabulary, (samples, facts.context), generator=made)
-    if facts.form == "pairs":
-        places = torch.arange(facts.context).expand(samples, -1)
-        lengths = torch.randint(2, facts.context + 1, (samples, 1), generator=made)
+        inputs = torch.randint(spec.vocabulary, (samples, spec.context), generator=made)
+    if spec.form == "pairs":
+        places = torch.arange(spec.context).expand(samples, -1)
+        lengths = torch.randint(2, spec.context + 1, (samples, 1), generator=made)
         inputs = {
             "input_ids": inputs,
             "token_type_ids": (places >= lengths // 2).long(),
             "attention_mask": (places < lengths).long(),
         }
-    if facts.task == "language":
-        return inputs, torch.randint(facts.vocabulary, (samples, facts.context), generator=made)
-    if facts.task == "regression":
-        return inputs, torch.randn(samples, facts.classes, generator=made)
-    return inputs, torch.randint(facts.classes, (samples,), generator=made)
+    if spec.task == "language":
+        return inputs, torch.randint(spec.vocabulary, (samples, spec.context), generator=made)
+    if spec.task == "regression":
+        return inputs, torch.randn(samples, spec.classes, generator=made)
+    return inputs, torch.randint(spec.classes, (samples,), generator=made)

@@ -15,13 +15,13 @@ from torch import nn
 
 from weft.errors import WeftError
 from weft.train.config import section
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models import MODELS, OwnModel, build_model
 from weft.train.models.options import BERT, GPT, MLP, STEMS, Inception, ResNet, spread_of, stem_for
 from weft.train.models.tasks import class_loss, token_loss, value_loss
 
-LARGE = Facts(task="classification", form="images", channels=3, size=224, classes=1000)
-PUBLISHED: list[tuple[dict[str, Any], Facts, int]] = [
+LARGE = DataSpec(task="classification", form="images", channels=3, size=224, classes=1000)
+PUBLISHED: list[tuple[dict[str, Any], DataSpec, int]] = [
     ({"name": "resnet18"}, LARGE, 11_689_512),
     ({"name": "resnet34"}, LARGE, 21_797_672),
     ({"name": "resnet50"}, LARGE, 25_557_032),
@@ -38,7 +38,7 @@ PUBLISHED: list[tuple[dict[str, Any], Facts, int]] = [
 ]
 
 
-def fact_for(name: str) -> Facts:
+def fact_for(name: str) -> DataSpec:
     return {"gpt": TEXT, "bert": PAIRS, "mlp": VALUES}.get(name, IMAGES)
 
 
@@ -47,23 +47,23 @@ def parameters(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("said", "facts", "count"), PUBLISHED, ids=["-".join(map(str, one[0].values())) for one in PUBLISHED]
+    ("said", "spec", "count"), PUBLISHED, ids=["-".join(map(str, one[0].values())) for one in PUBLISHED]
 )
-def test_full_models_have_the_published_number_of_parameters(said: dict[str, Any], facts: Facts, count: int) -> None:
+def test_full_models_have_the_published_number_of_parameters(said: dict[str, Any], spec: DataSpec, count: int) -> None:
     size = "base" if said["name"] in ("gpt", "bert") else "full"
     with torch.device("meta"):
-        model = build_model(MODELS[said["name"]](size=size, **said), facts, seed=0).model
+        model = build_model(MODELS[said["name"]](size=size, **said), spec, seed=0).model
     assert parameters(model) == count
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_small_models_are_small_and_can_be_cut_for_four_ranks(name: str) -> None:
     options: Any = section(MODELS[name], {"name": name}, "model")
-    facts = fact_for(name)
-    net = build_model(options, facts, seed=0)
-    inputs, targets = batch(facts, 2)
+    spec = fact_for(name)
+    net = build_model(options, spec, seed=0)
+    inputs, targets = batch(spec, 2)
     output = net.model(inputs)
-    assert output.shape == (targets.shape if facts.task == "regression" else (*targets.shape, output.shape[-1]))
+    assert output.shape == (targets.shape if spec.task == "regression" else (*targets.shape, output.shape[-1]))
     assert torch.isfinite(net.loss_fn(output, targets))
     assert 5_000 < parameters(net.model) < 4_000_000
     assert len(net.model) >= 8  # wpipe has two chunks a rank
@@ -72,10 +72,10 @@ def test_small_models_are_small_and_can_be_cut_for_four_ranks(name: str) -> None
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 64), (3, 224)])
 @pytest.mark.parametrize("name", ["resnet18", "vgg16", "inception_v3"])
 def test_images_of_other_sizes(name: str, channels: int, size: int) -> None:
-    facts = dataclasses.replace(IMAGES, channels=channels, size=size)
-    model = build_model(MODELS[name](name=name), facts, seed=0).model.eval()
+    spec = dataclasses.replace(IMAGES, channels=channels, size=size)
+    model = build_model(MODELS[name](name=name), spec, seed=0).model.eval()
     with torch.no_grad():
-        assert model(batch(facts, 1)[0]).shape == (1, 10)
+        assert model(batch(spec, 1)[0]).shape == (1, 10)
 
 
 @pytest.mark.parametrize(("stem", "points"), [(32, 32), (64, 16), (224, 8)])
@@ -91,9 +91,9 @@ def test_stems_by_size() -> None:
 
 
 def test_the_published_inception_leaves_8_of_299_points() -> None:
-    facts = dataclasses.replace(LARGE, size=299)
+    spec = dataclasses.replace(LARGE, size=299)
     with torch.device("meta"):
-        model = build_model(Inception(name="inception_v3", size="full", auxiliary=True), facts, seed=0).model
+        model = build_model(Inception(name="inception_v3", size="full", auxiliary=True), spec, seed=0).model
         images = torch.empty(2, 3, 299, 299)
         shapes = {}
         for name, layer in model.named_children():
@@ -169,7 +169,7 @@ def test_what_is_said_goes_before_the_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "facts", "message"),
+    ("options", "spec", "message"),
     [
         (GPT(name="gpt"), PAIRS, "gpt takes tokens and learns language .*pairs, classification.*use bert"),
         (ResNet(name="resnet18"), TEXT, "resnet18 takes images .* for such data use gpt"),
@@ -182,17 +182,17 @@ def test_what_is_said_goes_before_the_size() -> None:
         (Inception(name="inception_v3", stem=224), IMAGES, "needs 75 points"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: Any, facts: Facts, message: str) -> None:
+def test_what_does_not_fit_is_refused(options: Any, spec: DataSpec, message: str) -> None:
     with pytest.raises(WeftError, match=message):
-        build_model(options, facts, seed=0)
+        build_model(options, spec, seed=0)
 
 
 OWN = """
 from torch import nn
 from weft.train.models import Net
 
-def layers(width, facts):
-    return [nn.Linear(facts.features, width), nn.Linear(width, facts.classes)]
+def layers(width, spec):
+    return [nn.Linear(spec.features, width), nn.Linear(width, spec.classes)]
 
 def whole(width):
     def loss(output, target):

@@ -14,12 +14,12 @@ from tests.train.models.cases import PAIRS, TEXT, batch
 from torch import nn
 
 from weft.errors import WeftError
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models import build_model, to_huggingface
 from weft.train.models.options import BERT, GPT
 
 Options: TypeAlias = "GPT | BERT"
-CASES: dict[str, tuple[Options, Facts]] = {
+CASES: dict[str, tuple[Options, DataSpec]] = {
     "gpt": (GPT(name="gpt", layers=2, width=16, heads=2, activation="gelu_new"), TEXT),
     "gpt-exact": (GPT(name="gpt", layers=2, width=16, heads=2, inner=24), TEXT),
     "gpt-tied": (GPT(name="gpt", layers=2, width=16, heads=2, tied=True), TEXT),
@@ -65,37 +65,37 @@ def write(folder: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_model_goes_to_transformers(case: str) -> None:
-    options, facts = CASES[case]
-    model = shaken(build_model(options, facts, seed=0).model)
-    config, state = to_huggingface(options, facts, model.state_dict())
+    options, spec = CASES[case]
+    model = shaken(build_model(options, spec, seed=0).model)
+    config, state = to_huggingface(options, spec, model.state_dict())
     other = theirs(config)
     missing, unknown = other.load_state_dict(state, strict=False)
     assert unknown == []
     assert missing == (["lm_head.weight"] if case == "gpt-tied" else [])
-    inputs = batch(facts, 3)[0]
+    inputs = batch(spec, 3)[0]
     torch.testing.assert_close(ours(model, inputs), logits(other, inputs), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_model_comes_from_transformers(case: str, tmp_path: Path) -> None:
-    options, facts = CASES[case]
-    config, _ = to_huggingface(options, facts, build_model(options, facts, seed=0).model.state_dict())
+    options, spec = CASES[case]
+    config, _ = to_huggingface(options, spec, build_model(options, spec, seed=0).model.state_dict())
     other = theirs(config)
     other.save_pretrained(tmp_path)  # as transformers itself writes them
     start = type(options)(name=options.name, dropout=0.0, weights=str(tmp_path))
     if isinstance(start, GPT):
         start = dataclasses.replace(start, tied=case == "gpt-tied")
-    net = build_model(start, facts, seed=1)
+    net = build_model(start, spec, seed=1)
     assert net.notes == ()
-    inputs = batch(facts, 3)[0]
+    inputs = batch(spec, 3)[0]
     torch.testing.assert_close(ours(net.model, inputs), logits(other, inputs), rtol=0, atol=1e-5)
 
 
 def test_what_goes_there_comes_back(tmp_path: Path) -> None:
-    for name, (options, facts) in CASES.items():
-        state = shaken(build_model(options, facts, seed=0).model).state_dict()
-        folder = write(tmp_path / name, *to_huggingface(options, facts, state))
-        back = build_model(dataclasses.replace(options, weights=folder), facts, seed=1).model.state_dict()
+    for name, (options, spec) in CASES.items():
+        state = shaken(build_model(options, spec, seed=0).model).state_dict()
+        folder = write(tmp_path / name, *to_huggingface(options, spec, state))
+        back = build_model(dataclasses.replace(options, weights=folder), spec, seed=1).model.state_dict()
         assert all(torch.equal(back[key], tensor) for key, tensor in state.items())
 
 
@@ -125,20 +125,20 @@ def test_configs_that_do_not_fit_are_refused(config: Any, message: str, tmp_path
         GPT(name="gpt", config=str(tmp_path)).resolved()
 
 
-def saved(tmp_path: Path, case: str) -> tuple[Options, Facts, Path, dict[str, torch.Tensor]]:
-    options, facts = CASES[case]
-    config, state = to_huggingface(options, facts, build_model(options, facts, seed=0).model.state_dict())
+def saved(tmp_path: Path, case: str) -> tuple[Options, DataSpec, Path, dict[str, torch.Tensor]]:
+    options, spec = CASES[case]
+    config, state = to_huggingface(options, spec, build_model(options, spec, seed=0).model.state_dict())
     folder = write(tmp_path, config, state)
-    return dataclasses.replace(options, weights=folder), facts, tmp_path / "model.safetensors", state
+    return dataclasses.replace(options, weights=folder), spec, tmp_path / "model.safetensors", state
 
 
 def test_an_encoder_without_a_head_is_taken_as_published(tmp_path: Path) -> None:
-    options, facts, file, state = saved(tmp_path, "bert")
+    options, spec, file, state = saved(tmp_path, "bert")
     old = {name.removeprefix("bert."): tensor for name, tensor in state.items() if not name.startswith("classifier")}
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in old.items()}
     old |= {"embeddings.position_ids": torch.arange(20), "cls.seq_relationship.bias": torch.zeros(2)}
     save_file(old, file)
-    net = build_model(options, facts, seed=7)
+    net = build_model(options, spec, seed=7)
     assert len(net.notes) == 1
     assert net.notes[0].endswith("has no head.classifier.weight, head.classifier.bias: left at their initial values")
     assert torch.equal(net.model.head.pooler.weight, state["bert.pooler.dense.weight"])
@@ -148,30 +148,30 @@ def test_an_encoder_without_a_head_is_taken_as_published(tmp_path: Path) -> None
 
 
 def test_a_gpt_without_prefix_and_output_is_taken_as_published(tmp_path: Path) -> None:
-    options, facts, file, state = saved(tmp_path, "gpt-tied")
+    options, spec, file, state = saved(tmp_path, "gpt-tied")
     old = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
     save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 12, 12)}, file)
     assert isinstance(options, GPT)
-    model = build_model(dataclasses.replace(options, tied=False), facts, seed=7).model
+    model = build_model(dataclasses.replace(options, tied=False), spec, seed=7).model
     assert torch.equal(model.head.output.weight, state["transformer.wte.weight"])
     assert model.head.output.weight is not model.embedding.tokens.weight
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    options, facts, file, state = saved(tmp_path, "bert")
+    options, spec, file, state = saved(tmp_path, "bert")
     key = "bert.encoder.layer.1.output.dense.weight"
 
     def refuse(given: dict[str, torch.Tensor], message: str) -> None:
         save_file(given, file)
         with pytest.raises(WeftError, match=message):
-            build_model(options, facts, seed=0)
+            build_model(options, spec, seed=0)
 
     refuse({name: tensor for name, tensor in state.items() if name != key}, f"has no {key}")
     refuse({**state, "bert.encoder.layer.2.x": torch.ones(1)}, r"has bert.encoder.layer.2.x, .*\(unknown: 1\)")
     refuse({**state, key: torch.ones(16, 3)}, rf"{key} of .* another shape \(there: \[16, 3\], model: \[16, 24\]\)")
     file.write_bytes(b"no safetensors")
     with pytest.raises(WeftError, match="can't be read as safetensors"):
-        build_model(options, facts, seed=0)
+        build_model(options, spec, seed=0)
     file.unlink()
     with pytest.raises(WeftError, match="a safetensors file or a folder of them"):
-        build_model(options, facts, seed=0)
+        build_model(options, spec, seed=0)

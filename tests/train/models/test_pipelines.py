@@ -11,11 +11,11 @@ from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch
 
 import weft
 from weft.runtime.nest import pieces
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models import build_model
 from weft.train.models.options import BERT, GPT, MLP, VGG, Inception, ResNet
 
-CASES: dict[str, tuple[Any, Facts]] = {
+CASES: dict[str, tuple[Any, DataSpec]] = {
     "gpt": (GPT(name="gpt", size="tiny"), TEXT),
     "gpt-tied": (GPT(name="gpt", size="tiny", tied=True), TEXT),
     "bert": (BERT(name="bert", size="tiny", dropout=0.0), PAIRS),
@@ -30,8 +30,8 @@ CASES: dict[str, tuple[Any, Facts]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_pipeline_trains_it(case: str) -> None:
-    options, facts = CASES[case]
-    net, plain = build_model(options, facts, seed=3), build_model(options, facts, seed=3)
+    options, spec = CASES[case]
+    net, plain = build_model(options, spec, seed=3), build_model(options, spec, seed=3)
     with weft.Pipeline(
         net.model,
         loss_fn=net.loss_fn,
@@ -40,10 +40,10 @@ def test_a_pipeline_trains_it(case: str) -> None:
         stages=2,
         microbatches=2,
     ) as pipe:
-        inputs, targets = batch(facts, 4)
+        inputs, targets = batch(spec, 4)
         pipe.step(inputs, targets)
         first = pipe.flush().loss
-        pipe.step(*batch(facts, 4, seed=1))
+        pipe.step(*batch(spec, 4, seed=1))
         second = pipe.flush().loss
         evaluated = pipe.evaluate([(inputs, targets)])
         state = pipe.state_dict()

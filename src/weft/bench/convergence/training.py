@@ -59,9 +59,9 @@ def trained(run: Run, quick: bool) -> dict[str, Any]:
     study = (QUICK if quick else STUDIES)[run.study]
     job = job_of(None, run.sets(study, data_folder()))
     supply = replace(_opened(run.study, quick), job=job)
-    net = net_of(job, supply.facts)
+    net = net_of(job, supply.spec)
     losses: dict[int, float] = {}
-    pipe = pipeline_of(job, net, supply.facts, updates=study.updates)
+    pipe = pipeline_of(job, net, supply.spec, updates=study.updates)
     try:
         for update in range(study.updates):
             batch = supply.batch(update)

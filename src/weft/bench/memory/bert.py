@@ -64,13 +64,13 @@ TINY = Size(
 
 def build(size: Size) -> Net:
     """The model with random weights, and its loss."""
-    from weft.train.facts import Facts
+    from weft.train.data_spec import DataSpec
     from weft.train.models import build_model
     from weft.train.models.options import BERT
 
     options = BERT(name="bert", layers=size.layers, width=size.width, heads=size.heads)
-    facts = Facts(task="classification", form="pairs", vocabulary=size.vocabulary, context=size.context, classes=2)
-    return build_model(options, facts, seed=0)
+    spec = DataSpec(task="classification", form="pairs", vocabulary=size.vocabulary, context=size.context, classes=2)
+    return build_model(options, spec, seed=0)
 
 
 def balance(size: Size, chunks: int) -> list[int]:

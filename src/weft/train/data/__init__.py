@@ -16,7 +16,7 @@ def open_data(options: Any, *, seed: int, inputs: bool = True, targets: bool = T
     """Open what the options say.
 
     `inputs=False`: this rank will never ask for inputs, so images are not decoded and sentences not tokenised; its
-    facts lack `channels` and `size` unless the format or the options say them. `targets=False`: it will never ask
+    spec lacks `channels` and `size` unless the format or the options say them. `targets=False`: it will never ask
     for targets. Lengths and fingerprints are right on every rank. The seed is for functions of the user's: what a
     built-in source holds, and how it is split, depends on no seed of training.
     """
@@ -35,7 +35,7 @@ def entropy(dataset: Dataset) -> float:
     """Of single targets, in nats: the loss of a model that knows how often each occurs, and nothing else."""
     import numpy as np
 
-    if dataset.facts.task == "regression":
+    if dataset.spec.task == "regression":
         raise WeftError("entropy is of tokens or classes (the task: regression)")
     counts = np.zeros(1, dtype=np.int64)
     for start in range(0, len(dataset), 4096):

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ class Dataset(Protocol):
     """Samples by number; inputs and targets of a number belong together, wherever they are read."""
 
     @property
-    def facts(self) -> Facts:
+    def spec(self) -> DataSpec:
         """All but `channels` and `size` hold on every rank; those are 0 where no inputs are read, unless the format
         or the options say them."""
 

@@ -11,7 +11,7 @@ from weft.train.data import files
 from weft.train.data.base import Data
 from weft.train.data.images import arrays
 from weft.train.data.options import Cifar10, Cifar100
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
 PIXELS = (3, 32, 32)
 TEN = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -33,8 +33,8 @@ def read(options: Cifar10, *, seed: int, inputs: bool, targets: bool) -> Data:
             raise WeftError(f"{paths[0]} must hold labels below {classes} (got {labels[-1].max()}); fetch it anew")
         pixels = [part[:, label_bytes:] for part in records]
         images.append(np.concatenate(pixels).reshape(-1, *PIXELS) if inputs else None)
-    facts = Facts(task="classification", form="images", classes=classes, channels=3, size=options.size or PIXELS[1])
-    return arrays(images, labels, facts, options, usual=HUNDRED if hundred else TEN, targets=targets)
+    spec = DataSpec(task="classification", form="images", classes=classes, channels=3, size=options.size or PIXELS[1])
+    return arrays(images, labels, spec, options, usual=HUNDRED if hundred else TEN, targets=targets)
 
 
 def _records(path: Path, label_bytes: int) -> np.ndarray:

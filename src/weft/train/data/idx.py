@@ -12,7 +12,7 @@ from weft.train.data import files
 from weft.train.data.base import Data
 from weft.train.data.images import arrays
 from weft.train.data.options import FashionMnist, Mnist, idx_names
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
 DIGITS = ((0.1307,), (0.3081,))
 CLOTHES = ((0.2860,), (0.3530,))
@@ -33,9 +33,9 @@ def read(options: Mnist, *, seed: int, inputs: bool, targets: bool) -> Data:
         if pixels is not None and len(pixels) != len(labels[-1]):
             raise WeftError(f"{path} must have an image for each of {len(labels[-1])} labels; fetch both anew")
     size = options.size or 28
-    facts = Facts(task="classification", form="images", classes=CLASSES, channels=1, size=size)
+    spec = DataSpec(task="classification", form="images", classes=CLASSES, channels=1, size=size)
     usual = CLOTHES if isinstance(options, FashionMnist) else DIGITS
-    return arrays(images, labels, facts, options, usual=usual, targets=targets)
+    return arrays(images, labels, spec, options, usual=usual, targets=targets)
 
 
 def parse(path: Path, *, axes: int) -> np.ndarray:

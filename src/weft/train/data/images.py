@@ -18,7 +18,7 @@ from weft.train.data.decoding import SMALL, crop_and_resize, decode, fit
 from weft.train.data.labelled import Labelled, classes_of, refuse_unless, task_of, with_holdout
 from weft.train.data.options import Pictures
 from weft.train.data.tables import Layout, TableSource
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
 KEEP = 2**30  # bytes of decoded images that are kept; more of them are decoded again
 USUAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of ImageNet's channels
@@ -30,7 +30,7 @@ class Images(Labelled):
 
     def __init__(
         self,
-        facts: Facts,
+        spec: DataSpec,
         load: Callable[[int], np.ndarray] | None,
         labels: np.ndarray,
         *,
@@ -39,17 +39,17 @@ class Images(Labelled):
         kept: np.ndarray | None = None,
         targets: bool,
     ) -> None:
-        super().__init__(facts, labels, targets=targets)
+        super().__init__(spec, labels, targets=targets)
         self._load = load
         self._augment = options.augment
         if load is None:
             return
-        shape = (len(labels), facts.channels, facts.size, facts.size)
+        shape = (len(labels), spec.channels, spec.size, spec.size)
         self._kept = kept
         self._done = np.full(len(labels), kept is not None)
         if kept is None and np.prod(shape) <= KEEP:
             self._kept = np.empty(shape, dtype=np.uint8)
-        mean, std = _normalisation(options, usual, facts.channels)
+        mean, std = _normalisation(options, usual, spec.channels)
         self._scale = (1 / (255 * std)).reshape(-1, 1, 1)
         self._shift = (-mean / std).reshape(-1, 1, 1)
 
@@ -60,7 +60,7 @@ class Images(Labelled):
             batch = self._plain(indices)
         else:
             chance = _chance(len(self), draw.seed, draw.epoch)[indices]
-            if self.facts.size <= SMALL:
+            if self.spec.size <= SMALL:
                 batch = padded_crop(self._plain(indices), chance)
             else:
                 batch = np.stack(
@@ -75,16 +75,16 @@ class Images(Labelled):
         """As in evaluation: the whole image, or its centre, [batch, channels, size, size]; a copy."""
         assert self._load is not None
         if self._kept is None:
-            return np.stack([fit(self._load(int(index)), self.facts.size) for index in indices])
+            return np.stack([fit(self._load(int(index)), self.spec.size) for index in indices])
         for index in np.unique(indices[~self._done[indices]]):
-            self._kept[index] = fit(self._load(int(index)), self.facts.size)
+            self._kept[index] = fit(self._load(int(index)), self.spec.size)
             self._done[index] = True  # after the image is there: another thread may look
         batch: np.ndarray = self._kept[indices]
         return batch
 
     def _resized_crop(self, index: int, chance: np.ndarray) -> np.ndarray:
         assert self._load is not None
-        return crop_and_resize(self._load(index), self.facts.size, chance[1:])
+        return crop_and_resize(self._load(index), self.spec.size, chance[1:])
 
 
 def padded_crop(batch: np.ndarray, chance: np.ndarray) -> np.ndarray:
@@ -126,11 +126,11 @@ def decoded(
     if files[0] is not None and not (channels and size):
         sample = decode(files[0][0], channels, where[0])
         channels, size = sample.shape[0], size or min(sample.shape[1:])
-    facts = Facts(task=tasks[0][0], form="images", classes=classes, channels=channels, size=size)
+    spec = DataSpec(task=tasks[0][0], form="images", classes=classes, channels=channels, size=size)
 
     def part(blobs: Sequence[bytes] | None, values: np.ndarray, place: str) -> Images:
         load = None if blobs is None else lambda index: decode(blobs[index], channels, f"image {index} of {place}")
-        return Images(facts, load, values, options=options, targets=targets)
+        return Images(spec, load, values, options=options, targets=targets)
 
     parts = [part(blobs, values, place) for blobs, (_, values), place in zip(files, tasks, where, strict=True)]
     if len(parts) == 1:
@@ -141,7 +141,7 @@ def decoded(
 def arrays(
     images: Sequence[np.ndarray | None],
     labels: Sequence[np.ndarray],
-    facts: Facts,
+    spec: DataSpec,
     options: Pictures,
     *,
     usual: tuple[Sequence[float], Sequence[float]],
@@ -150,10 +150,10 @@ def arrays(
     """Data of images that are there as arrays, uint8 [samples, channels, height, width]."""
     parts = []
     for array, values in zip(images, labels, strict=True):
-        same = array is not None and array.shape[1:] == (facts.channels, facts.size, facts.size)
+        same = array is not None and array.shape[1:] == (spec.channels, spec.size, spec.size)
         parts.append(
             Images(
-                facts,
+                spec,
                 None if array is None else array.__getitem__,
                 values.astype(np.int64),
                 options=options,

@@ -11,14 +11,14 @@ import torch
 
 from weft.errors import WeftError
 from weft.train.data.base import Data, Dataset, Draw, Tokens, generator
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
 
 class Labelled:
     """Targets from an array of labels: classes (whole numbers), or numbers of a regression [samples, classes]."""
 
-    def __init__(self, facts: Facts, labels: np.ndarray, *, targets: bool) -> None:
-        self.facts = facts
+    def __init__(self, spec: DataSpec, labels: np.ndarray, *, targets: bool) -> None:
+        self.spec = spec
         self._labels = labels
         self._has_targets = targets
         self.fingerprint = fingerprint(labels)
@@ -39,8 +39,8 @@ class Part:
     rows: np.ndarray
 
     @property
-    def facts(self) -> Facts:
-        return self.whole.facts
+    def spec(self) -> DataSpec:
+        return self.whole.spec
 
     @property
     def fingerprint(self) -> str:

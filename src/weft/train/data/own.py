@@ -10,7 +10,7 @@ from weft.train.data.base import Data
 from weft.train.data.options import OwnData
 from weft.user_code import load
 
-PARTS = ("facts", "fingerprint", "inputs", "targets", "__len__")
+PARTS = ("spec", "fingerprint", "inputs", "targets", "__len__")
 
 
 def read(options: OwnData, *, seed: int, inputs: bool, targets: bool) -> Data:

@@ -13,7 +13,7 @@ from weft.train.data.labelled import Labelled, classes_of, refuse_unless, task_o
 from weft.train.data.options import Tokenised
 from weft.train.data.tables import Layout, TableSource
 from weft.train.data.tokens import Coder, Frame, coder_of, reduced, size_of
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
 
 class Framed:
@@ -43,8 +43,8 @@ class Framed:
 class Sentences(Labelled):
     """A data set of framed sentences; without them where this rank reads no inputs."""
 
-    def __init__(self, facts: Facts, framed: Framed | None, labels: np.ndarray, *, targets: bool) -> None:
-        super().__init__(facts, labels, targets=targets)
+    def __init__(self, spec: DataSpec, framed: Framed | None, labels: np.ndarray, *, targets: bool) -> None:
+        super().__init__(spec, labels, targets=targets)
         self._framed = framed
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> dict[str, torch.Tensor]:
@@ -60,13 +60,13 @@ def sentences(
     labels = [task_of(source.labels(layout.label), source.where) for source in sources]
     task, train = labels[0]
     classes = classes_of(train, labels[-1][1], task, sources[-1].where)
-    facts = Facts(task=task, form="pairs", vocabulary=size_of(options), context=options.context, classes=classes)
+    spec = DataSpec(task=task, form="pairs", vocabulary=size_of(options), context=options.context, classes=classes)
     framed: list[Framed | None] = [None] * len(sources)
     coder: Coder | None = None
     if inputs:
         coder, ready = _encode(sources, layout, options)
         framed = [Framed(columns, coder, options.context) for columns in ready]
-    parts = [Sentences(facts, one, values, targets=targets) for one, (_, values) in zip(framed, labels, strict=True)]
+    parts = [Sentences(spec, one, values, targets=targets) for one, (_, values) in zip(framed, labels, strict=True)]
     if len(parts) == 1:
         return with_holdout(parts[0], holdout, coder)
     return Data(train=parts[0], validation=parts[1], tokens=coder)

@@ -16,7 +16,7 @@ from weft.train.data.labelled import Labelled, fingerprint, refuse_unless
 from weft.train.data.options import Synthetic
 from weft.train.data.sentences import Framed, Sentences
 from weft.train.data.tokens import Bytes
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
 POOL = 64  # noise images; enough that they tell nothing of the class
 
@@ -24,8 +24,8 @@ POOL = 64  # noise images; enough that they tell nothing of the class
 class Successors:
     """Lines of tokens [samples, context + 1]; the target of a token is the next one."""
 
-    def __init__(self, facts: Facts, lines: np.ndarray, *, inputs: bool, targets: bool) -> None:
-        self.facts = facts
+    def __init__(self, spec: DataSpec, lines: np.ndarray, *, inputs: bool, targets: bool) -> None:
+        self.spec = spec
         self.fingerprint = fingerprint(lines)
         self._lines = lines
         self._has = {"inputs": inputs, "targets": targets}
@@ -45,8 +45,8 @@ class Successors:
 class Values(Labelled):
     """Features from an array."""
 
-    def __init__(self, facts: Facts, values: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
-        super().__init__(facts, labels, targets=targets)
+    def __init__(self, spec: DataSpec, values: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
+        super().__init__(spec, labels, targets=targets)
         self._values = values
         self._has_inputs = inputs
 
@@ -58,16 +58,16 @@ class Values(Labelled):
 class Patches(Labelled):
     """Noise with one bright patch of a grid of patches: the class; made when it is asked for."""
 
-    def __init__(self, facts: Facts, pool: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
-        super().__init__(facts, labels, targets=targets)
+    def __init__(self, spec: DataSpec, pool: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
+        super().__init__(spec, labels, targets=targets)
         self._pool = pool
         self._has_inputs = inputs
-        self._grid = int(np.ceil(np.sqrt(facts.classes)))
+        self._grid = int(np.ceil(np.sqrt(spec.classes)))
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
         refuse_unless(self._has_inputs, "inputs")
         batch = self._pool[np.asarray(indices) % len(self._pool)]
-        cell = np.arange(self.facts.size) * self._grid // self.facts.size  # of each row, and of each column
+        cell = np.arange(self.spec.size) * self._grid // self.spec.size  # of each row, and of each column
         down, right = np.divmod(self._labels[indices], self._grid)
         bright = (cell == down[:, None])[:, None, :, None] & (cell == right[:, None])[:, None, None, :]
         return torch.from_numpy(batch + 2 * bright.astype(np.float32))
@@ -85,17 +85,17 @@ def read(options: Synthetic, *, seed: int, inputs: bool, targets: bool) -> Data:
 
 
 def _tokens(options: Synthetic, chance: np.random.Generator, samples: int, **has: bool) -> Successors:
-    facts = Facts(task="language", form="tokens", vocabulary=options.vocabulary, context=options.context)
+    spec = DataSpec(task="language", form="tokens", vocabulary=options.vocabulary, context=options.context)
     successor = generator("rule", options.seed).permutation(options.vocabulary)
     lines = chance.integers(options.vocabulary, size=(samples, options.context + 1))
     ruled = chance.random(lines.shape) >= options.noise
     for place in range(1, lines.shape[1]):
         lines[:, place] = np.where(ruled[:, place], successor[lines[:, place - 1]], lines[:, place])
-    return Successors(facts, lines, **has)
+    return Successors(spec, lines, **has)
 
 
 def _pairs(options: Synthetic, chance: np.random.Generator, samples: int, *, inputs: bool, targets: bool) -> Sentences:
-    facts = Facts(
+    spec = DataSpec(
         task="classification",
         form="pairs",
         vocabulary=options.vocabulary,
@@ -114,24 +114,24 @@ def _pairs(options: Synthetic, chance: np.random.Generator, samples: int, *, inp
         [row[:length].tolist() for row, length in zip(*both, strict=True)] for both in zip(words, lengths, strict=True)
     ]
     framed = Framed(columns, Bytes(), options.context) if inputs else None
-    return Sentences(facts, framed, labels, targets=targets)
+    return Sentences(spec, framed, labels, targets=targets)
 
 
 def _images(options: Synthetic, chance: np.random.Generator, samples: int, **has: bool) -> Patches:
-    facts = Facts(
+    spec = DataSpec(
         task="classification", form="images", classes=options.classes, channels=options.channels, size=options.size
     )
     labels = chance.integers(options.classes, size=samples)
     shape = (POOL, options.channels, options.size, options.size)
     pool = chance.standard_normal(shape, dtype=np.float32) if has["inputs"] else np.zeros(0, dtype=np.float32)
-    return Patches(facts, pool, labels, **has)
+    return Patches(spec, pool, labels, **has)
 
 
 def _values(options: Synthetic, chance: np.random.Generator, samples: int, **has: bool) -> Values:
-    facts = Facts(task=options.task, form="values", features=options.features, classes=options.classes)
+    spec = DataSpec(task=options.task, form="values", features=options.features, classes=options.classes)
     rule = generator("rule", options.seed).standard_normal((options.features, options.classes), dtype=np.float32)
     values = chance.standard_normal((samples, options.features), dtype=np.float32)
     exact = values @ rule / np.float32(np.sqrt(options.features))
     rough = exact + options.noise * chance.standard_normal(exact.shape, dtype=np.float32)
     labels: Any = rough if options.task == "regression" else rough.argmax(1)
-    return Values(facts, values, labels, **has)
+    return Values(spec, values, labels, **has)

@@ -14,7 +14,7 @@ from weft.train.data.base import Data, Draw, generator
 from weft.train.data.labelled import fingerprint, refuse_unless
 from weft.train.data.options import PythonSources, TextFiles, Tokenised
 from weft.train.data.tokens import Bytes, Reduced, WordPiece, coder_of, reduced
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 
 
 class Blocks:
@@ -27,7 +27,7 @@ class Blocks:
     def __init__(
         self, tokens: np.ndarray, *, context: int, vocabulary: int, moves: bool, inputs: bool, targets: bool
     ) -> None:
-        self.facts = Facts(task="language", form="tokens", vocabulary=vocabulary, context=context)
+        self.spec = DataSpec(task="language", form="tokens", vocabulary=vocabulary, context=context)
         self.fingerprint = fingerprint(tokens)
         self._tokens = tokens
         self._moves = moves
@@ -52,7 +52,7 @@ class Blocks:
 
     def _cut(self, indices: np.ndarray, draw: Draw | None, what: str, ahead: int) -> torch.Tensor:
         refuse_unless(self._has[what], what)
-        context = self.facts.context
+        context = self.spec.context
         offset = int(generator("offset", draw.seed, draw.epoch).integers(context)) if draw and self._moves else 0
         starts = np.asarray(indices, dtype=np.int64) * context + (offset + ahead)
         return torch.from_numpy(self._tokens[starts[:, None] + np.arange(context)].astype(np.int64))

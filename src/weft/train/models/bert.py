@@ -12,26 +12,26 @@ from typing import TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models.gpt import join_heads, split_heads
 from weft.train.models.options import BERT, spread_of
 
 Carry: TypeAlias = "tuple[Tensor, Tensor]"
 
 
-def positions_of(options: BERT, facts: Facts) -> int:
+def positions_of(options: BERT, spec: DataSpec) -> int:
     """512 is what published models have; their weights fit, whatever the data's context is."""
-    return options.positions or max(512, facts.context)
+    return options.positions or max(512, spec.context)
 
 
-def build_bert(options: BERT, facts: Facts) -> nn.Sequential:
+def build_bert(options: BERT, spec: DataSpec) -> nn.Sequential:
     """A model with random weights, as BERT's were drawn."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["embedding"] = Embedding(options.vocabulary or facts.vocabulary, positions_of(options, facts), options)
+    layers["embedding"] = Embedding(options.vocabulary or spec.vocabulary, positions_of(options, spec), options)
     for number in range(options.layers):
         layers[f"attention{number}"] = Attention(options)
         layers[f"feedforward{number}"] = FeedForward(options)
-    layers["head"] = Head(facts.classes, options)
+    layers["head"] = Head(spec.classes, options)
     model = nn.Sequential(layers)
     spread = spread_of(options)
     for name, parameter in model.named_parameters():

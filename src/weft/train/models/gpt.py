@@ -12,13 +12,13 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models.options import GPT, spread_of
 
 
-def build_gpt(options: GPT, facts: Facts) -> nn.Sequential:
+def build_gpt(options: GPT, spec: DataSpec) -> nn.Sequential:
     """A model with random weights, as GPT-2's were drawn."""
-    vocabulary, positions = options.vocabulary or facts.vocabulary, options.positions or facts.context
+    vocabulary, positions = options.vocabulary or spec.vocabulary, options.positions or spec.context
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["embedding"] = Embedding(vocabulary, positions, options)
     for number in range(options.layers):

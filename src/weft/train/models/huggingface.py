@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.text import did_you_mean
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models.bert import positions_of
 from weft.train.models.configs import write_config
 from weft.train.models.options import BERT, GPT
@@ -36,7 +36,7 @@ class Entry:
 
 
 def to_huggingface(
-    options: GPT | BERT, facts: Facts, state: Mapping[str, Tensor]
+    options: GPT | BERT, spec: DataSpec, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What config.json and model.safetensors of a transformers model with these weights hold."""
     options = options.resolved()
@@ -46,7 +46,7 @@ def to_huggingface(
         tensor = tensor.t() if entry.transposed else tensor
         for name, part in zip(entry.theirs, tensor.chunk(len(entry.theirs)), strict=True):
             theirs[name] = part.clone(memory_format=torch.contiguous_format)  # a file has no room for shared memory
-    return _config(options, facts), theirs
+    return _config(options, spec), theirs
 
 
 def load_weights(model: nn.Sequential, options: GPT | BERT) -> list[str]:
@@ -179,20 +179,20 @@ def _ours(given: Mapping[str, Tensor], options: GPT | BERT) -> dict[str, Tensor]
     return named
 
 
-def _config(options: GPT | BERT, facts: Facts) -> dict[str, Any]:
+def _config(options: GPT | BERT, spec: DataSpec) -> dict[str, Any]:
     sizes = {name: getattr(options, name) for name in ("layers", "width", "heads", "inner", "epsilon")}
-    sizes["vocabulary"] = options.vocabulary or facts.vocabulary
+    sizes["vocabulary"] = options.vocabulary or spec.vocabulary
     if isinstance(options, GPT):
         sizes["activation"] = options.activation
         others: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), options.dropout)
         others |= {"architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": options.tied}
         others |= {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
-        return write_config("gpt2", {**sizes, "positions": options.positions or facts.context}, others)
+        return write_config("gpt2", {**sizes, "positions": options.positions or spec.context}, others)
     others = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), options.dropout)
     others |= {"architectures": ["BertForSequenceClassification"], "pad_token_id": 0}
-    others |= {"id2label": {str(number): f"LABEL_{number}" for number in range(facts.classes)}}
-    others |= {"label2id": {f"LABEL_{number}": number for number in range(facts.classes)}}
-    problem = "regression" if facts.task == "regression" else "single_label_classification"
+    others |= {"id2label": {str(number): f"LABEL_{number}" for number in range(spec.classes)}}
+    others |= {"label2id": {f"LABEL_{number}": number for number in range(spec.classes)}}
+    problem = "regression" if spec.task == "regression" else "single_label_classification"
     return write_config(
-        "bert", {**sizes, "positions": positions_of(options, facts)}, {**others, "problem_type": problem}
+        "bert", {**sizes, "positions": positions_of(options, spec)}, {**others, "problem_type": problem}
     )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.errors import WeftError
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models.images import Pool, laid_out
 from weft.train.models.options import Inception, stem_for
 
@@ -39,26 +39,26 @@ Branch: TypeAlias = "tuple[Conv | Fork | str, ...]"  # a text is a pooling: "mea
 Some: TypeAlias = Callable[[int], int]  # the published channels, divided
 
 
-def build_inception(options: Inception, facts: Facts) -> nn.Sequential:
+def build_inception(options: Inception, spec: DataSpec) -> nn.Sequential:
     """A model with random weights, as PyTorch's reference draws them."""
-    small = options.size == "small" and not 48 < facts.size < LEAST
-    made_for = stem_for(options.stem, facts.size, further=small)
-    if made_for == 224 and facts.size < LEAST:
+    small = options.size == "small" and not 48 < spec.size < LEAST
+    made_for = stem_for(options.stem, spec.size, further=small)
+    if made_for == 224 and spec.size < LEAST:
         raise WeftError(
-            f"inception_v3's stem for 224 needs {LEAST} points (stem: 224, size: {facts.size}); set model.stem=0"
+            f"inception_v3's stem for 224 needs {LEAST} points (stem: 224, size: {spec.size}); set model.stem=0"
         )
 
     def some(channels: int) -> int:
         return max(1, channels // options.divisor)
 
-    layers = _stem(facts.channels, made_for, some)
+    layers = _stem(spec.channels, made_for, some)
     channels = some(192)
     for number, branches in enumerate(_mixed(), 1):
         layers[f"mixed{number}"] = mixed = Mixed(channels, branches, some)
         channels = mixed.channels
         if options.auxiliary and number == 8:
-            layers["auxiliary"] = Auxiliary(channels, facts.classes, some)
-    layers["head"] = Head(channels, facts.classes, options.dropout)
+            layers["auxiliary"] = Auxiliary(channels, spec.classes, some)
+    layers["head"] = Head(channels, spec.classes, options.dropout)
     model = nn.Sequential(layers)
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):

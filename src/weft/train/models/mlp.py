@@ -6,17 +6,17 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models.options import MLP
 
 
-def build_mlp(options: MLP, facts: Facts) -> nn.Sequential:
+def build_mlp(options: MLP, spec: DataSpec) -> nn.Sequential:
     """A model with PyTorch's usual random weights."""
-    given = facts.features if facts.form == "values" else facts.channels * facts.size**2
+    given = spec.features if spec.form == "values" else spec.channels * spec.size**2
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number in range(options.layers):
         layers[f"layer{number}"] = Layer(options.width if number else given, options)
-    layers["head"] = nn.Linear(options.width, facts.classes)
+    layers["head"] = nn.Linear(options.width, spec.classes)
     return nn.Sequential(layers)
 
 

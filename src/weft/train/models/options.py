@@ -1,7 +1,7 @@
 """What can be said of each model: its options, and the numbers behind its sizes.
 
 Torch-free, so that a job is checked and printed at once. 0 (or an empty text) stands for "as the size says":
-`resolved()` puts the numbers in. What depends on the data (vocabulary, channels, classes) comes with its `Facts`.
+`resolved()` puts the numbers in. What depends on the data (vocabulary, channels, classes) comes with its `DataSpec`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnModel:
-    """A function of the user's own that returns a model, given the options (and `facts`, if it takes that)."""
+    """A function of the user's own that returns a model, given the options (and `spec`, if it takes that)."""
 
     name: str
     options: dict[str, Any] = option({}, "arguments of the function")

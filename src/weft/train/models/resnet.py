@@ -14,19 +14,19 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models.images import Pool, laid_out
 from weft.train.models.options import RESNETS, ResNet, stem_for
 
 EXPANSION = 4  # a bottleneck's output has so many times the channels of its stage
 
 
-def build_resnet(options: ResNet, facts: Facts) -> nn.Sequential:
+def build_resnet(options: ResNet, spec: DataSpec) -> nn.Sequential:
     """A model with random weights, as PyTorch's reference draws them."""
     published = RESNETS[options.name]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["stem"] = _stem(
-        facts.channels, options.width, stem_for(options.stem, facts.size, further=options.size == "small")
+        spec.channels, options.width, stem_for(options.stem, spec.size, further=options.size == "small")
     )
     channels = options.width
     for stage, count in enumerate(min(one, options.blocks) for one in published.blocks):
@@ -41,7 +41,7 @@ def build_resnet(options: ResNet, facts: Facts) -> nn.Sequential:
             else:
                 layers[name] = _basic(channels, planes, stride)
                 channels = planes
-    layers["head"] = nn.Sequential(OrderedDict(pool=Pool(), output=nn.Linear(channels, facts.classes)))
+    layers["head"] = nn.Sequential(OrderedDict(pool=Pool(), output=nn.Linear(channels, spec.classes)))
     model = nn.Sequential(layers)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

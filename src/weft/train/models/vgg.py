@@ -12,18 +12,18 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.models.options import VGG, stem_for
 
 STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # times the width, convolutions
 
 
-def build_vgg(options: VGG, facts: Facts) -> nn.Sequential:
+def build_vgg(options: VGG, spec: DataSpec) -> nn.Sequential:
     """A model with random weights, as PyTorch's reference draws them."""
-    points = 7 if stem_for(options.stem, facts.size) == 224 else 1
+    points = 7 if stem_for(options.stem, spec.size) == 224 else 1
     hidden = options.hidden or options.width * (64 if points == 7 else 8)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    channels = facts.channels
+    channels = spec.channels
     for times, count in STAGES:
         for number in range(count):
             last = number == count - 1
@@ -35,7 +35,7 @@ def build_vgg(options: VGG, facts: Facts) -> nn.Sequential:
         layers[f"hidden{number}"] = nn.Sequential(
             OrderedDict(linear=linear, relu=nn.ReLU(), dropout=nn.Dropout(options.dropout))
         )
-    layers["head"] = nn.Linear(hidden, facts.classes)
+    layers["head"] = nn.Linear(hidden, spec.classes)
     model = nn.Sequential(layers)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

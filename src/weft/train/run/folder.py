@@ -27,7 +27,7 @@ from weft.output import write_text
 from weft.text import did_you_mean
 from weft.train.config import to_toml
 from weft.train.job import Job, job_of
-from weft.train.metrics import plain
+from weft.train.run.metrics import plain
 
 NAME = re.compile(r"update-(\d+)(?:-(\d+))?")
 
@@ -102,7 +102,7 @@ class Folder:
             name = f"update-{update:08}-{again}"
         return self.checkpoints / name
 
-    def landed(self, checkpoint: Path, *, best: bool, keep: int) -> None:
+    def publish(self, checkpoint: Path, *, best: bool, keep: int) -> None:
         """A checkpoint is whole: point to it, then let go of old ones."""
         if best:
             write_text(self.checkpoints / "best", checkpoint.name + "\n")

@@ -21,16 +21,16 @@ from weft.output import write_text
 from weft.runtime import Report, Result
 from weft.schedule import Timeline
 from weft.train.data.prefetch import Prefetch
-from weft.train.display import Display, State
-from weft.train.folder import Folder
 from weft.train.job import Job, resolved
-from weft.train.judge import Judge
-from weft.train.metrics import Metrics, plain
 from weft.train.optimizers import share
 from weft.train.peers import Peers, stop_wish
+from weft.train.run.display import Display, State
+from weft.train.run.evaluation import Evaluations
+from weft.train.run.folder import Folder
+from weft.train.run.metrics import Metrics, plain
+from weft.train.run.watch import Clock, Watch
+from weft.train.sampling import generate_text
 from weft.train.setup import net_of, pipeline_of, supply_of, title_of
-from weft.train.watch import Clock, Watch
-from weft.train.writer import write_on
 
 
 def train(job: Job, folder: str, checkpoint: str | None, restarts: int, show: str) -> dict[str, Any]:
@@ -53,10 +53,10 @@ class Loop:
         self.peers = Peers(deadline=job.schedule.deadline)
         self.supply = supply_of(job, self.peers)
         self.updates = self.supply.updates
-        self.net = net_of(job, self.supply.facts, resumed=resumed)
-        self.pipe = pipeline_of(job, self.net, self.supply.facts, updates=self.updates)
+        self.net = net_of(job, self.supply.spec, resumed=resumed)
+        self.pipe = pipeline_of(job, self.net, self.supply.spec, updates=self.updates)
         self.watch = Watch(self.pipe, self.peers, stop)
-        self.judge = Judge(job.evaluate, self.supply.facts)
+        self.judge = Evaluations(job.evaluate, self.supply.spec)
         self.clock = Clock()
         self.state = State(updates=self.updates)
         title = title_of(job, self.pipe.schedule)
@@ -177,7 +177,7 @@ class Loop:
         extra |= {"layers": list(self.pipe.balance), "fixed": self._fixed()}
         self.pipe.save(path, extra=extra)
         if self.peers.first:
-            self.folder.landed(path, best=best, keep=self.job.checkpoint.keep)
+            self.folder.publish(path, best=best, keep=self.job.checkpoint.keep)
         self.peers.everyone(None)  # nobody goes on before that
 
     def _fixed(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class Loop:
             "title": title_of(self.job, self.pipe.schedule),
             "schedule": self.job.schedule.name,
             "seed": self.job.train.seed,
-            "task": self.supply.facts.task,
+            "task": self.supply.spec.task,
             "metric": self.job.evaluate.metric,
             "updates": self.updates,
             **self._place(),
@@ -280,15 +280,15 @@ class Loop:
 
     def _write_text(self) -> str:
         """What a language model writes, on the first rank."""
-        facts, log = self.supply.facts, self.job.log
-        if facts.task != "language" or not log.sample:
+        spec, log = self.supply.spec, self.job.log
+        if spec.task != "language" or not log.sample:
             return ""
         tokens = None if self.supply.data is None else self.supply.data.tokens
         mine = None if tokens is None else tokens.encode(log.prompt)
         prompt: list[int] | None = next((one for one in self.peers.everyone(mine) if one is not None), None)
         if prompt is None:  # numbers that stand for no text
             return ""
-        written = write_on(self.pipe, prompt, many=log.sample, facts=facts, seed=self.job.train.seed)
+        written = generate_text(self.pipe, prompt, many=log.sample, spec=spec, seed=self.job.train.seed)
         return "" if tokens is None else tokens.decode(written)
 
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.metrics import higher_is_better
-from weft.train.facts import Facts
+from weft.train.data_spec import DataSpec
 from weft.train.job import Evaluation
 
 
-class Judge:
+class Evaluations:
     """The evaluations of a run so far."""
 
-    def __init__(self, choice: Evaluation, facts: Facts) -> None:
-        self._choice, self._facts = choice, facts
+    def __init__(self, choice: Evaluation, spec: DataSpec) -> None:
+        self._choice, self._spec = choice, spec
         self.last: dict[str, float] = {}
         self.best: dict[str, Any] | None = None
         self.worse = 0  # evaluations since the best one
@@ -32,7 +32,7 @@ class Judge:
     def take(self, found: Mapping[str, float], place: Mapping[str, Any]) -> bool:
         """An evaluation at some place of the run; whether it is the best so far."""
         self.last = dict(found)
-        if self._facts.task == "language":
+        if self._spec.task == "language":
             self.last["perplexity"] = math.exp(min(found["loss"], 700.0))
         value, sign = self.last[self._choice.metric], -1 if higher_is_better(self._choice.metric) else 1
         better = math.isfinite(value) and (self.best is None or sign * value < sign * self.best["value"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class DataSpec:
     """The form of inputs and targets; what does not apply is 0.
 
     task    "language" (a target is the next token), "classification" (a class) or "regression" (numbers)
