@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 
 from weft import schedule as by_name
 from weft.errors import WeftError
-from weft.schedule import METHODS, Schedule, load_csv, verify
-from weft.schedule.load import load_function
+from weft.schedule import METHODS, Schedule, load_csv, load_schedule_function, verify
 from weft.simulate import Cost, Link
 from weft.text import did_you_mean
 
@@ -107,7 +106,7 @@ def schedule_of(arguments: argparse.Namespace, *, verified: bool = True) -> Sche
     elif name in METHODS:
         return by_name(name, **_all_of(sizes, name), **options)
     elif ":" in name:
-        schedule = load_function(name)(**_all_of(sizes, name), **options)
+        schedule = load_schedule_function(name)(**_all_of(sizes, name), **options)
     elif name.endswith(".py"):
         raise WeftError(f"a file may hold several functions; name the one that builds the schedule: {name}:function")
     else:

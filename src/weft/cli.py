@@ -18,8 +18,8 @@ from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, n
 from weft.errors import RunError, WeftError
 from weft.output import ROWS, print_table, write_text
 from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
-from weft.schedule.core import count
 from weft.simulate import CATEGORIES, Cost, timeline
+from weft.text import format_count
 
 BROKEN = 1  # exit code for a run that broke
 MISTAKE = 2  # for a user's mistake
@@ -123,7 +123,7 @@ def draw(arguments: argparse.Namespace) -> None:
             }
         )
     else:
-        print(f"{arguments.output}: {schedule.title}, {count(shown.minibatches, 'mini-batch')}")
+        print(f"{arguments.output}: {schedule.title}, {format_count(shown.minibatches, 'mini-batch')}")
 
 
 def simulate(arguments: argparse.Namespace) -> None:
@@ -170,7 +170,7 @@ def check(arguments: argparse.Namespace) -> None:
             }
         )
         return
-    window = count(verdict.minibatches, "mini-batch")
+    window = format_count(verdict.minibatches, "mini-batch")
     print(f"{schedule.title}: every rule holds ({verdict.actions} actions of {window} run)")
     print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
     if "law" not in verdict.rules:
@@ -334,7 +334,7 @@ def _headline(figures: dict[str, Any]) -> dict[str, str]:
         "throughput": f"{figures['throughput']:.6g} micro-batches a time",
         "time of a mini-batch": f"{figures['period']:.6g}",
         "idle of fill and drain": f"{figures['fill']:.6g}",
-        f"makespan of {count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
+        f"makespan of {format_count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
         "messages a micro-batch": f"{figures['messages_per_microbatch']:g}",
     }
 

@@ -1,4 +1,4 @@
-"""How values are written for people: suggestions for a misspelt word, bytes, durations, errors in one line."""
+"""How values are written for people: suggestions for a misspelt word, counts, bytes, durations."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def did_you_mean(word: str, known: Iterable[str], *, prefix: str = "") -> str:
 def format_number(value: float) -> str:
     """A number with up to six digits."""
     return f"{value:.6g}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 stage`, `3 stages`, `2 micro-batches`."""
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def format_bytes(nbytes: float) -> str:

@@ -23,7 +23,7 @@ from weft.simulate import timeline
     ],
 )
 def test_the_docstring_shows_what_runs(module: str, name: str, stages: int) -> None:
-    text = import_module(f"weft.schedule.{module}").__doc__ or ""
+    text = import_module(f"weft.schedule.methods.{module}").__doc__ or ""
     shown = [line.strip() for line in text.splitlines() if line.startswith("    rank ")]
     assert len(shown) == stages
     schedule = weft.schedule(name, stages=stages, microbatches=4)

@@ -72,7 +72,7 @@ class Looks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         outer = self
-        machine = importlib.import_module("weft.simulate.machine")
+        machine = importlib.import_module("weft.simulate.executor")
 
         class Counting(np.ndarray[Any, np.dtype[np.float64]]):
             def __getitem__(self, key: Any) -> Any:

@@ -10,9 +10,9 @@ from weft.cli import main
 from weft.errors import WeftError
 from weft.schedule import METHODS
 from weft.train.config import load, to_toml
-from weft.train.data.options import DATA
+from weft.train.data import DATA
 from weft.train.job import OPTIMIZERS, Job, job_of, ranks_of, resolved, schedule_of
-from weft.train.models.options import MODELS
+from weft.train.models import MODELS
 from weft.train.optimizers import CLASSES
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from weft.errors import WeftError
 from weft.runtime.layers import call, tensors_of
 from weft.runtime.nest import flatten, over, unflatten
-from weft.schedule.core import check_sizes
+from weft.schedule import check_sizes
 from weft.text import did_you_mean
 
 Numbers: TypeAlias = "npt.NDArray[Any]"

@@ -14,10 +14,8 @@ from torch import nn
 from weft.errors import WeftError
 from weft.runtime.prediction import Choice
 from weft.runtime.transport import Processes, Transport, Virtual
-from weft.schedule import Program, Schedule, lower
+from weft.schedule import METHODS, Program, Schedule, check_sizes, lower
 from weft.schedule import schedule as named_schedule
-from weft.schedule.catalog import METHODS
-from weft.schedule.core import check_sizes
 from weft.text import did_you_mean
 
 

@@ -28,9 +28,7 @@ from weft.runtime.report import Report, measured_timeline, packed
 from weft.runtime.settlement import Settler
 from weft.runtime.stage import Built, build, own_layers, plan, without_weights
 from weft.runtime.worker import Waits, Worker
-from weft.schedule import Schedule, Timeline, lower, write_csv
-from weft.schedule.core import check_sizes
-from weft.schedule.verify import verify_program
+from weft.schedule import Schedule, Timeline, check_sizes, lower, verify_program, write_csv
 
 
 @dataclass(frozen=True, kw_only=True)

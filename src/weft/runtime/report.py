@@ -8,9 +8,8 @@ from statistics import mean
 from typing import Any
 
 from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
-from weft.schedule.core import count
 from weft.simulate import CATEGORIES
-from weft.text import format_bytes
+from weft.text import format_bytes, format_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Report:
         for one in (chunk for rank in self.ranks for chunk in rank["chunks"] if chunk["samples"]):
             predicted, stale = (mean(sample[name] for sample in one["samples"]) for name in ("predicted", "stale"))
             lines.append(
-                f"chunk {one['chunk']}: {count(one['delay'], 'update')} late, predicted {one['ahead']} ahead; "
+                f"chunk {one['chunk']}: {format_count(one['delay'], 'update')} late, predicted {one['ahead']} ahead; "
                 f"distance to the weights met: {predicted:.3g}, without prediction {stale:.3g}"
             )
         return lines

@@ -20,8 +20,7 @@ from weft.runtime.cures.base import Cure, lateness
 from weft.runtime.layers import Model, tensors_of
 from weft.runtime.parameters import OptimizerMaker, ParameterSet, Place
 from weft.runtime.prediction import Choice, SchedulerMaker, check_rule
-from weft.schedule import Op, Program
-from weft.schedule.lower import shared_weights
+from weft.schedule import Op, Program, shared_weights
 
 Holders: TypeAlias = "tuple[int, ...]"  # the chunks that share a parameter; () if it is one chunk's own
 

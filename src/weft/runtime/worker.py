@@ -24,8 +24,7 @@ from weft.runtime.nest import batch_size
 from weft.runtime.parameters import Leaves, ParameterSet, gradient_bytes
 from weft.runtime.settlement import Settlement, Settler
 from weft.runtime.staleness import Staleness
-from weft.schedule import Action, Op, Program, Step
-from weft.schedule.lower import prediction_of
+from weft.schedule import Action, Op, Program, Step, prediction_of
 
 FIRST_UPDATES = 3
 EMPTY = ("empty",)  # the skeleton of a micro-batch without samples

@@ -1,16 +1,37 @@
 """Schedules as data: torch-free. Described once, then verified, simulated, drawn and executed."""
 
-from weft.schedule.actions import Action, B, F, I, Op, Rows, U, W, alternate, as_rows, join, pair_up
+from weft.schedule.actions import (
+    BACKWARDS,
+    NONE,
+    RETIRING,
+    Action,
+    B,
+    F,
+    I,
+    Op,
+    Rows,
+    U,
+    W,
+    alternate,
+    as_rows,
+    is_any,
+    join,
+    pair_up,
+)
 from weft.schedule.catalog import METHODS, Method, schedule
-from weft.schedule.core import Schedule
-from weft.schedule.files import load_csv, read_csv, torch_can_express, write_csv
-from weft.schedule.lower import Program, Step, lower
+from weft.schedule.core import Schedule, check_sizes
+from weft.schedule.csv_format import load_csv, read_csv, torch_can_express, write_csv
+from weft.schedule.lower import Program, Step, lower, prediction_of, shared_weights
 from weft.schedule.timeline import Block, Timeline
-from weft.schedule.verify import RULES, Verdict, verify
+from weft.schedule.user_schedule import load_schedule_function
+from weft.schedule.verify import RULES, Verdict, verify, verify_program
 from weft.schedule.weights import Weights
 
 __all__ = [
+    "BACKWARDS",
     "METHODS",
+    "NONE",
+    "RETIRING",
     "RULES",
     "Action",
     "B",
@@ -30,13 +51,19 @@ __all__ = [
     "Weights",
     "alternate",
     "as_rows",
+    "check_sizes",
+    "is_any",
     "join",
     "load_csv",
+    "load_schedule_function",
     "lower",
     "pair_up",
+    "prediction_of",
     "read_csv",
     "schedule",
+    "shared_weights",
     "torch_can_express",
     "verify",
+    "verify_program",
     "write_csv",
 ]

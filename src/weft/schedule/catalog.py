@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import WeftError
-from weft.schedule.asynchronous import pipedream, pipeoptim, spectrain, two_buffered, xpipe
 from weft.schedule.core import Schedule, check_sizes, check_work
-from weft.schedule.gpipe import gpipe
-from weft.schedule.interleaved import interleaved
-from weft.schedule.one_f_one_b import one_f_one_b
-from weft.schedule.wpipe import wpipe
-from weft.schedule.zero_bubble import zb_h1
+from weft.schedule.methods import (
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    pipedream,
+    pipeoptim,
+    spectrain,
+    two_buffered,
+    wpipe,
+    xpipe,
+    zb_h1,
+)
 from weft.text import did_you_mean
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from weft.errors import WeftError
 from weft.schedule.actions import Action, Rows, as_rows
 from weft.schedule.weights import Weights
+from weft.text import format_count
 
 MAX_CHUNKS = np.iinfo(np.int16).max
 MAX_WORK = 2**24  # chunks x micro-batches of one mini-batch; beyond it tables outgrow a machine's memory
@@ -90,7 +91,8 @@ class Schedule:
     @property
     def title(self) -> str:
         options = "".join(f", {name.replace('_', ' ')} {value}" for name, value in self.options.items())
-        return f"{self.name}, {count(self.stages, 'stage')}, {count(self.microbatches, 'micro-batch')}{options}"
+        stages, microbatches = format_count(self.stages, "stage"), format_count(self.microbatches, "micro-batch")
+        return f"{self.name}, {stages}, {microbatches}{options}"
 
     def about(self) -> dict[str, Any]:
         """Name and sizes as plain JSON data, which all that is said of a schedule begins with."""
@@ -131,8 +133,3 @@ def check_work(*, stages: int, microbatches: int, chunks: int) -> None:
             f"(stages: {stages}, chunks: {chunks}, microbatches: {microbatches}); "
             f"use at most {max(1, MAX_WORK // chunks)} micro-batches"
         )
-
-
-def count(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number} {noun if number == 1 else plural}"

@@ -14,11 +14,12 @@ from typing import NoReturn, TypeAlias
 
 from weft.errors import ScheduleError, WeftError
 from weft.schedule.actions import NONE, RETIRING, Action, Op
-from weft.schedule.core import Schedule, check_sizes, count
-from weft.schedule.exchange import Exchange, pass_of
-from weft.schedule.grid import order_grid
+from weft.schedule.core import Schedule, check_sizes
+from weft.schedule.dry_run import DryRun, pass_of
+from weft.schedule.error_grid import order_grid
 from weft.schedule.law import LAWS, Law, in_flight_limit
 from weft.schedule.lower import Program, Step, lower, prediction_of
+from weft.text import format_count
 
 Row: TypeAlias = "tuple[int, int, int]"  # op, chunk, index
 
@@ -156,7 +157,7 @@ class _Run:
         self.program, self.slots = program, slots
         self.longest = int(program.delay.max(initial=0))
         self.minibatches = program.drain + self.longest + 2
-        self.exchange = Exchange(program, minibatches=self.minibatches)
+        self.exchange = DryRun(program, minibatches=self.minibatches)
         self.chunks = [_Chunk() for _ in range(schedule.chunks)]
         self.held, self.peak = [0] * schedule.stages, [0] * schedule.stages
         self.parts = [len(schedule.chunks_of(rank)) for rank in range(schedule.stages)]
@@ -181,7 +182,7 @@ class _Run:
         if stuck:
             first = min(stuck)
             waits = self.exchange.waits_for(first) + remedy
-            problem = f"{count(len(stuck), 'rank')} can't go on; rank {first} waits {waits}"
+            problem = f"{format_count(len(stuck), 'rank')} can't go on; rank {first} waits {waits}"
             raise _error(self.schedule, "no deadlock", problem, order_grid(self._cells(), stuck))
 
     def _out_of_step(self, stuck: dict[int, int]) -> NoReturn:
@@ -192,7 +193,7 @@ class _Run:
                 problem = (
                     f"rank {rank} needs, in cycle {step.cycle} before {step.action}, what rank {step.source} runs in a "
                     f"later one; write both streams so that the two fall into one cycle "
-                    f"(a mini-batch is {count(self.schedule.microbatches, 'micro-batch')})"
+                    f"(a mini-batch is {format_count(self.schedule.microbatches, 'micro-batch')})"
                 )
                 raise _error(self.schedule, "in step", problem, order_grid(self._cells(), {rank: place}))
         raise AssertionError("some rank waits for one that does not wait")

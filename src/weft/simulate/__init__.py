@@ -1,6 +1,6 @@
 """Schedule + costs -> time, memory, delay and traffic: torch-free."""
 
-from weft.simulate.cost import ChunkCost, Cost, Link
+from weft.simulate.cost import ChunkCost, Cost, Link, action_durations
 from weft.simulate.memory import CATEGORIES, RankMemory
 from weft.simulate.simulation import Simulation, simulate, timeline
 
@@ -11,6 +11,7 @@ __all__ = [
     "Link",
     "RankMemory",
     "Simulation",
+    "action_durations",
     "simulate",
     "timeline",
 ]

@@ -151,7 +151,7 @@ class Cost:
                 raise WeftError(f"links join ranks 0 to {schedule.stages - 1} (got {edge[0]}-{edge[1]})")
 
 
-def durations(cost: Cost) -> npt.NDArray[np.float64]:
+def action_durations(cost: Cost) -> npt.NDArray[np.float64]:
     """Time of each op in each chunk."""
     table = np.zeros((len(Op), len(cost.chunks)))
     for chunk, one in enumerate(cost.chunks):

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.schedule import Op, Program
-from weft.schedule.actions import BACKWARDS, RETIRING, is_any
-from weft.simulate.cost import Cost, durations
-from weft.simulate.machine import Floats, Ints, Stretch
+from weft.schedule import BACKWARDS, RETIRING, Op, Program, is_any
+from weft.simulate.cost import Cost, action_durations
+from weft.simulate.executor import Floats, Ints, Segment
 
 ROUNDING = 1e-12  # of times, relative to the length of the run
 CATEGORIES = ("weights", "extra_versions", "gradients", "optimizer", "activations", "buffers")
@@ -44,7 +43,7 @@ class RankMemory:
         return sum(self.bytes.values())
 
 
-def measure(program: Program, cost: Cost, stretches: list[Stretch]) -> list[RankMemory]:
+def measure(program: Program, cost: Cost, stretches: list[Segment]) -> list[RankMemory]:
     """The peaks of every rank over all that was executed."""
     sizes = _Sizes.of(program, cost)
     return [_measure_rank(_Ran.of(program, stretches, rank), sizes) for rank in range(program.schedule.stages)]
@@ -84,7 +83,7 @@ class _Sizes:
             keeps=keeps.ravel(),
             drops=drops.ravel(),
             handed=handed.ravel(),
-            spent=durations(cost).ravel(),
+            spent=action_durations(cost).ravel(),
             flies=(op == Op.F).astype(np.int8),
             lands=is_any(op, RETIRING).astype(np.int8),
         )
@@ -106,7 +105,7 @@ class _Ran:
     forgets: Ints
 
     @classmethod
-    def of(cls, program: Program, stretches: list[Stretch], rank: int) -> _Ran:
+    def of(cls, program: Program, stretches: list[Segment], rank: int) -> _Ran:
         op, chunk = program.op[rank], program.chunk[rank]
         live = [stretch.live[rank] for stretch in stretches]
 

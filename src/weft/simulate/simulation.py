@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from weft.errors import WeftError
-from weft.schedule import Block, Op, Program, Schedule, Timeline, lower
-from weft.schedule.core import check_sizes
-from weft.simulate.cost import Cost, durations, message_bytes
-from weft.simulate.machine import Machine, State, Stretch
+from weft.schedule import Block, Op, Program, Schedule, Timeline, check_sizes, lower
+from weft.simulate.cost import Cost, action_durations, message_bytes
+from weft.simulate.executor import Machine, Segment, State
 from weft.simulate.memory import RankMemory, measure
 
 LOOK_BACK = 64  # states to compare with in search of a repetition
@@ -101,7 +100,7 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
         makespan = max(float(one.end.max(initial=0.0)) for one in _window(Machine(program, cost), window))
 
     tallies = [_tally(program.op[rank], program.chunk[rank]) for rank in range(schedule.stages)]
-    spent = durations(cost)
+    spent = action_durations(cost)
     busy = np.array([sum(float(spent[op, chunk]) * n for op, chunk, n in tally) for tally in tallies])
     bubbles = 1 - busy / period
     memory = measure(program, cost, stretches)
@@ -134,7 +133,7 @@ def timeline(schedule: Schedule, cost: Cost | None = None, *, minibatches: int) 
     cost = cost or Cost.uniform(schedule)
     program = lower(schedule)
     program.check_size(minibatches + program.drain, MOST_BLOCKS, doing="keeping every block of")
-    spent, stretches = durations(cost), list(_window(Machine(program, cost), minibatches))
+    spent, stretches = action_durations(cost), list(_window(Machine(program, cost), minibatches))
     blocks = []
     for rank in range(schedule.stages):
         ends = (end for one in stretches for end in one.end[rank, one.live[rank]].tolist())
@@ -149,14 +148,14 @@ def timeline(schedule: Schedule, cost: Cost | None = None, *, minibatches: int) 
     )
 
 
-def _window(machine: Machine, minibatches: int) -> Iterator[Stretch]:
+def _window(machine: Machine, minibatches: int) -> Iterator[Segment]:
     """Run a window of mini-batches."""
     return machine.stretches(range(minibatches + machine.program.drain), minibatches=minibatches)
 
 
-def _until_steady(machine: Machine) -> tuple[list[Stretch], float, int]:
+def _until_steady(machine: Machine) -> tuple[list[Segment], float, int]:
     """Run until the state repeats: what ran, the time of a mini-batch, how many mini-batches repeat (0: none do)."""
-    stretches: list[Stretch] = []
+    stretches: list[Segment] = []
     states: list[State] = []
     ranks, height = machine.program.op.shape
     while True:

@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.errors import WeftError
 from weft.output import write_text
-from weft.train.data.options import Tokenised
-from weft.train.models.options import BERT, GPT
+from weft.train.data import TextOptions
+from weft.train.models import BERT, GPT
 from weft.train.run.folder import Folder
 
 
@@ -40,7 +40,7 @@ def export(folder: Folder, *, checkpoint: str, output: str | None) -> dict[str, 
         inside.mkdir(exist_ok=True)
         write_text(inside / "config.json", json.dumps(config, indent=2) + "\n")
         _whole(inside / "model.safetensors", lambda beside: save_file(renamed, beside, metadata={"format": "pt"}))
-        if isinstance(job.data, Tokenised) and job.data.vocabulary and not job.data.vocabulary_size:
+        if isinstance(job.data, TextOptions) and job.data.vocabulary and not job.data.vocabulary_size:
             shutil.copyfile(job.data.vocabulary, inside / "vocab.txt")
         written["huggingface"] = str(inside)
     return written

@@ -13,13 +13,12 @@ from typing import Any
 
 from weft.environment import is_rank
 from weft.errors import WeftError
-from weft.schedule import METHODS, Schedule, load_csv, verify
+from weft.schedule import METHODS, Schedule, load_csv, load_schedule_function, verify
 from weft.schedule import schedule as by_name
-from weft.schedule.load import load_function
 from weft.text import did_you_mean
 from weft.train.config import load, option, tagged
-from weft.train.data.options import DATA, OwnData
-from weft.train.models.options import MODELS, OwnModel
+from weft.train.data import DATA, CustomData
+from weft.train.models import MODELS, CustomModel
 
 MOST_RANKS = 4  # that a job takes of a machine by itself
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax")
@@ -114,8 +113,8 @@ class Job:
     """One training run."""
 
     name: str = option("", "of the run's folder; empty: from model and schedule, numbered")
-    model: Any = tagged(MODELS, "gpt", "what is trained", own=OwnModel)
-    data: Any = tagged(DATA, "python", "on what", own=OwnData)
+    model: Any = tagged(MODELS, "gpt", "what is trained", own=CustomModel)
+    data: Any = tagged(DATA, "python", "on what", own=CustomData)
     schedule: ScheduleChoice = field(default_factory=ScheduleChoice)
     train: Training = field(default_factory=Training)
     evaluate: Evaluation = field(default_factory=Evaluation)
@@ -201,7 +200,7 @@ def schedule_of(job: Job) -> Schedule:
                 f"{stages} and {choice.microbatches}); set schedule.ranks and schedule.microbatches to those"
             )
     elif ":" in choice.name:
-        schedule = load_function(choice.name)(**sizes, **options)
+        schedule = load_schedule_function(choice.name)(**sizes, **options)
     else:
         method = METHODS.get(choice.name)
         if choice.predict and method is not None:

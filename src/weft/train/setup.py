@@ -13,8 +13,7 @@ from weft.errors import WeftError
 from weft.runtime import Pipeline, cures
 from weft.runtime.cures import Cure
 from weft.schedule import Schedule, lower
-from weft.train.data import Data, Draw, entropy, open_data
-from weft.train.data.order import Order, checksum
+from weft.train.data import BatchSampler, Data, Draw, entropy, index_checksum, open_data
 from weft.train.data_spec import DataSpec
 from weft.train.job import Job, schedule_of
 from weft.train.models import Net, build_model
@@ -45,8 +44,8 @@ class Supply:
     data: Data | None
 
     @property
-    def order(self) -> Order:
-        return Order(self.train, self.job.train.batch, self.job.train.seed)
+    def order(self) -> BatchSampler:
+        return BatchSampler(self.train, self.job.train.batch, self.job.train.seed)
 
     @property
     def updates(self) -> int:
@@ -73,7 +72,7 @@ class Supply:
             part = self.data.validation if held_out else self.data.train
             inputs = part.inputs(indices, draw) if self.inputs else None
             targets = part.targets(indices, draw) if self.targets else None
-        return Batch(inputs=inputs, targets=targets, checksum=checksum(indices))
+        return Batch(inputs=inputs, targets=targets, checksum=index_checksum(indices))
 
 
 def supply_of(job: Job, peers: Peers) -> Supply:

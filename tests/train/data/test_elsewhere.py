@@ -10,7 +10,7 @@ import pytest
 from tests.train.data.conftest import pa
 
 from weft.errors import WeftError
-from weft.train.data import Data, OwnData, open_data
+from weft.train.data import CustomData, Data, open_data
 from weft.train.data.options import Hub, Parquet
 
 OWN = """
@@ -42,11 +42,11 @@ def own(tmp_path: Path) -> str:
 
 
 def test_a_function_is_given_its_options_and_what_else_it_takes(own: str) -> None:
-    data = open_data(OwnData(name=f"{own}:whole", options={"samples": 5}), seed=3, inputs=False)
+    data = open_data(CustomData(name=f"{own}:whole", options={"samples": 5}), seed=3, inputs=False)
     assert isinstance(data, Data)
     assert len(data.train) == 5
     assert sys.modules["weft_user_mine"].given == {"seed": 3, "inputs": False}
-    assert len(open_data(OwnData(name=f"{own}:two", options={"samples": 6}), seed=3).train) == 6
+    assert len(open_data(CustomData(name=f"{own}:two", options={"samples": 6}), seed=3).train) == 6
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_function_is_given_its_options_and_what_else_it_takes(own: str) -> Non
 )
 def test_a_function_that_returns_something_else_is_refused(own: str, name: str, message: str) -> None:
     with pytest.raises(WeftError, match=message):
-        open_data(OwnData(name=f"{own}:{name}"), seed=0)
+        open_data(CustomData(name=f"{own}:{name}"), seed=0)
 
 
 class Split:

@@ -7,8 +7,8 @@ from PIL import Image
 from tests.train.data.conftest import noise, png, write_cifar, write_idx, write_images
 
 from weft.errors import WeftError
-from weft.train.data import Draw, decoding, open_data
-from weft.train.data.options import Cifar10, Cifar100, FashionMnist, ImageFolder, Mnist, Parquet, Pictures
+from weft.train.data import Draw, image_decoding, open_data
+from weft.train.data.options import Cifar10, Cifar100, FashionMnist, ImageFolder, ImageOptions, Mnist, Parquet
 
 FLAT = {"mean": [0.0], "std": [1.0]}
 
@@ -85,7 +85,7 @@ def test_images_in_parquet_are_decoded_once_and_only_when_asked_for(
 
     def counting(data: bytes, channels: int, where: str) -> np.ndarray:
         calls.append(where)
-        return decoding.decode(data, channels, where)
+        return image_decoding.decode(data, channels, where)
 
     monkeypatch.setattr("weft.train.data.images.decode", counting)
     data = open_data(options, seed=0)
@@ -97,7 +97,7 @@ def test_images_in_parquet_are_decoded_once_and_only_when_asked_for(
 
 def test_ranks_that_need_targets_only_read_the_labels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, options = parquet(tmp_path, 16)
-    monkeypatch.setattr("weft.train.data.tables.Blobs.__init__", None)
+    monkeypatch.setattr("weft.train.data.tables.BytesColumn.__init__", None)
     monkeypatch.setattr("weft.train.data.images.decode", None)
     data = open_data(options, seed=0, inputs=False)
     assert data.train.targets(np.array([4, 2]), None).tolist() == [1, 2]
@@ -157,10 +157,10 @@ def test_a_crop_alone_does_not_flip_and_none_changes_nothing(tmp_path: Path) -> 
 
 def test_a_resized_crop_is_a_part_of_the_image() -> None:
     ramp = np.tile(np.linspace(0, 255, 100).astype(np.uint8), (3, 60, 1))
-    whole = decoding.crop_and_resize(ramp, 48, np.array([0.5, 0.5, 1.0, 0.5]))
+    whole = image_decoding.crop_and_resize(ramp, 48, np.array([0.5, 0.5, 1.0, 0.5]))
     assert whole.shape == (3, 48, 48)
-    left = decoding.crop_and_resize(ramp, 48, np.array([0.0, 0.0, 0.0, 0.5]))
-    right = decoding.crop_and_resize(ramp, 48, np.array([0.0, 1.0, 0.0, 0.5]))
+    left = image_decoding.crop_and_resize(ramp, 48, np.array([0.0, 0.0, 0.0, 0.5]))
+    right = image_decoding.crop_and_resize(ramp, 48, np.array([0.0, 1.0, 0.0, 0.5]))
     assert left.max() < 60 < 190 < right.min()  # 8 % of the area, at either end
     assert (np.diff(whole[0, 0].astype(int)) >= 0).all()
 
@@ -199,18 +199,18 @@ def test_grey_images_have_one_channel_and_other_sizes_are_fitted(tmp_path: Path)
 def test_the_centre_is_cut_out_of_an_image_with_a_margin_for_large_ones() -> None:
     wide = np.zeros((3, 256, 512), dtype=np.uint8)
     wide[:, 16:240, 144:368] = 200  # the centre of 224 in the middle 256
-    assert (decoding.fit(wide, 224) == 200).all()
+    assert (image_decoding.fit(wide, 224) == 200).all()
     small = np.zeros((1, 32, 64), dtype=np.uint8)
     small[:, :, 16:48] = 200
-    assert (decoding.fit(small, 32) == 200).all()
+    assert (image_decoding.fit(small, 32) == 200).all()
 
 
 def test_a_broken_image_is_named() -> None:
     with pytest.raises(WeftError, match="image 3 of x can't be decoded"):
-        decoding.decode(png(noise(1, 8)[0])[:40], 3, "image 3 of x")
+        image_decoding.decode(png(noise(1, 8)[0])[:40], 3, "image 3 of x")
 
 
 @pytest.mark.parametrize(("key", "value"), [("mean", [0.1, 0.2]), ("std", [0.0])])
 def test_wrong_normalisation_is_refused(key: str, value: list[float]) -> None:
     with pytest.raises(WeftError, match=f"data.{key}"):
-        Pictures(name="x", **{key: value}).check()  # type: ignore[arg-type]
+        ImageOptions(name="x", **{key: value}).check()  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.errors import WeftError
-from weft.train.data.options import DATA, Cifar10, Glue, Hub, ImageFolder, Mnist, OwnData, Parquet, TextFiles
+from weft.train.data.options import DATA, Cifar10, CustomData, Glue, Hub, ImageFolder, Mnist, Parquet, TextFiles
 
 
 def test_options_are_there_without_torch() -> None:
@@ -56,4 +56,4 @@ def test_a_folder_is_searched_for_its_own_kind_of_file(tmp_path: Path) -> None:
 
 
 def test_a_function_is_not_looked_up_before_it_runs() -> None:
-    OwnData(name="not.there:function").check()
+    CustomData(name="not.there:function").check()

@@ -12,7 +12,7 @@ from tests.train.data.conftest import noise, write_cifar, write_images, write_pa
 from weft.errors import WeftError
 from weft.train.data import Data, Draw, open_data
 from weft.train.data.options import Cifar10, Parquet, Synthetic, TextFiles
-from weft.train.data.order import Order, checksum
+from weft.train.data.sampler import BatchSampler, index_checksum
 
 SEED, BATCH = 11, 4
 
@@ -53,11 +53,11 @@ def digest(batch: Any) -> bytes:
 
 def run(data: Data, part: str, updates: int) -> list[tuple[int, bytes]]:
     """What a rank that asks for one part sees, with the checksum of what it meant."""
-    order = Order(len(data.train), BATCH, SEED)
+    order = BatchSampler(len(data.train), BATCH, SEED)
     seen = []
     for update in range(updates):
         indices, draw = order.indices(update), Draw(seed=SEED, epoch=order.epoch(update))
-        seen.append((checksum(indices), digest(getattr(data.train, part)(indices, draw))))
+        seen.append((index_checksum(indices), digest(getattr(data.train, part)(indices, draw))))
     return seen
 
 
@@ -92,7 +92,7 @@ def test_a_pair_is_of_one_sample(tmp_path: Path) -> None:
     """The questions name their number, whose parity is the label: a pair that is of two samples would show."""
     options = pairs(tmp_path)
     first, last = open_data(options, seed=0, targets=False), open_data(options, seed=0, inputs=False)
-    order = Order(len(first.train), BATCH, SEED)
+    order = BatchSampler(len(first.train), BATCH, SEED)
     for update in range(3 * order.per_epoch):
         questions = first.train.inputs(order.indices(update), None)["input_ids"].tolist()
         labels = last.train.targets(order.indices(update), None).tolist()

@@ -16,7 +16,7 @@ from torch import nn
 from weft.errors import WeftError
 from weft.train.config import section
 from weft.train.data_spec import DataSpec
-from weft.train.models import MODELS, OwnModel, build_model
+from weft.train.models import MODELS, CustomModel, build_model
 from weft.train.models.options import BERT, GPT, MLP, STEMS, Inception, ResNet, spread_of, stem_for
 from weft.train.models.tasks import class_loss, token_loss, value_loss
 
@@ -207,15 +207,15 @@ def nothing():
 def test_a_model_of_the_users_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN)
-    net = build_model(OwnModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
+    net = build_model(CustomModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
     assert [layer.weight.shape for layer in net.model] == [(4, 5), (2, 4)]
     assert net.loss_fn is value_loss
-    again = build_model(OwnModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
+    again = build_model(CustomModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
     assert torch.equal(net.model[0].weight, again.model[0].weight)
-    own = build_model(OwnModel(name=f"{file}:whole", options={"width": 4}), VALUES, seed=0)
+    own = build_model(CustomModel(name=f"{file}:whole", options={"width": 4}), VALUES, seed=0)
     assert own.loss_fn(torch.ones(3), None) == 3
     with pytest.raises(WeftError, match=r"must return an nn.Module.*\(got int\)"):
-        build_model(OwnModel(name=f"{file}:nothing"), VALUES, seed=0)
+        build_model(CustomModel(name=f"{file}:nothing"), VALUES, seed=0)
 
 
 def test_options_need_no_torch() -> None:

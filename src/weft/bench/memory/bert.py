@@ -65,8 +65,7 @@ TINY = Size(
 def build(size: Size) -> Net:
     """The model with random weights, and its loss."""
     from weft.train.data_spec import DataSpec
-    from weft.train.models import build_model
-    from weft.train.models.options import BERT
+    from weft.train.models import BERT, build_model
 
     options = BERT(name="bert", layers=size.layers, width=size.width, heads=size.heads)
     spec = DataSpec(task="classification", form="pairs", vocabulary=size.vocabulary, context=size.context, classes=2)

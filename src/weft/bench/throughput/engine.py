@@ -15,8 +15,7 @@ from torch.nn.functional import mse_loss
 
 from weft.bench.layers import optimizer
 from weft.runtime.pipeline import Pipeline
-from weft.schedule import lower
-from weft.schedule.actions import NONE
+from weft.schedule import NONE, lower
 
 SCHEDULES = ("1f1b", "2bw", "wpipe")
 MICROBATCHES, STAGES, REPEATS = 8, 2, 10

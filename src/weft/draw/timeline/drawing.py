@@ -24,10 +24,8 @@ from typing import NamedTuple
 
 from weft.draw.timeline import colour
 from weft.errors import WeftError
-from weft.schedule import Block, Op, Step, Timeline
-from weft.schedule.actions import RETIRING
-from weft.schedule.core import count
-from weft.text import format_number
+from weft.schedule import RETIRING, Block, Op, Step, Timeline
+from weft.text import format_count, format_number
 
 PASSES = {
     Op.F: "forward",
@@ -154,7 +152,7 @@ class Look:
     @property
     def subtitle(self) -> str:
         idle = sum(share.idle for share in self.shares()) / len(self.held)
-        window = f"{count(self.timeline.minibatches, 'mini-batch')}, time {format_number(self.span)}"
+        window = f"{format_count(self.timeline.minibatches, 'mini-batch')}, time {format_number(self.span)}"
         return f"{window}, {idle:.1%} idle in this window"
 
     def letter(self, op: Op, local: int) -> str:
@@ -206,7 +204,7 @@ class Look:
         op, chunk, index = step.action
         update = op == Op.U
         place = f", {ordinal(self.local[chunk])} on its rank" if self.most > 1 else ""
-        prediction = f"{count(step.ahead, 'update')} ahead, {'made here' if step.predicts else 'reused'}"
+        prediction = f"{format_count(step.ahead, 'update')} ahead, {'made here' if step.predicts else 'reused'}"
         return (
             str(step.action),
             PASSES[op],

@@ -19,8 +19,7 @@ from weft.draw.timeline import colour as colours
 from weft.draw.timeline.drawing import PASSES, Look, ordinal, version
 from weft.errors import WeftError
 from weft.schedule import Block, Op, Schedule, Step, Timeline
-from weft.simulate import Cost
-from weft.simulate.cost import durations
+from weft.simulate import Cost, action_durations
 from weft.text import format_number
 
 PARTS = (1, 2, 3, 4, 5, 6, 8, 10)  # of a forward, that a column may be so that all times fit
@@ -85,7 +84,7 @@ def enough(schedule: Schedule, cost: Cost, *, width: int) -> int:
     least = min(map(work, range(schedule.stages)))
     if not least:
         return 2
-    longest = float(durations(cost).max())
+    longest = float(action_durations(cost).max())
     shortest = min((one.forward for one in cost.chunks if one.forward), default=longest)
     column = max(shortest, longest / LONG)  # none is longer
     return 2 + int(width / 3 * column / least)  # and no cell is narrower

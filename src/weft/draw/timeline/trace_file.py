@@ -11,8 +11,7 @@ from typing import Any
 
 from weft.draw.timeline.drawing import PASSES, Look, delay
 from weft.errors import WeftError
-from weft.schedule import Op, Step, Timeline
-from weft.schedule.actions import BACKWARDS
+from weft.schedule import BACKWARDS, Op, Step, Timeline
 
 _INSIDE = 1e-3  # an arrow starts that part of a block before its end: at the very end it would be the next one's
 

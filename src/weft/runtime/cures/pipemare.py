@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 
 from weft.errors import WeftError
 from weft.runtime.cures.base import Cure, Treatment, check_rates
-from weft.schedule import Program
-from weft.schedule.core import check_sizes
+from weft.schedule import Program, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)

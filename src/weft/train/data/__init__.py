@@ -1,4 +1,8 @@
-"""Data of a job: `open_data` of its options, read by the ranks that need it. Importing this needs no torch."""
+"""The data of a job: `open_data` reads what the options name, on the ranks that need it.
+
+A data set gives inputs and targets by sample number (`base.py`); `readers/` has one module for each source. Importing
+this package does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,25 @@ import importlib
 from typing import Any
 
 from weft.errors import WeftError
-from weft.train.data.base import Data, Dataset, Draw, Tokens
-from weft.train.data.options import DATA, OwnData
+from weft.train.data.base import Data, Dataset, Draw, Tokenizer
+from weft.train.data.options import DATA, CustomData, TextOptions
+from weft.train.data.prefetch import Prefetch
+from weft.train.data.sampler import BatchSampler, index_checksum
 
-__all__ = ["DATA", "Data", "Dataset", "Draw", "OwnData", "Tokens", "entropy", "open_data"]
+__all__ = [
+    "DATA",
+    "BatchSampler",
+    "CustomData",
+    "Data",
+    "Dataset",
+    "Draw",
+    "Prefetch",
+    "TextOptions",
+    "Tokenizer",
+    "entropy",
+    "index_checksum",
+    "open_data",
+]
 
 
 def open_data(options: Any, *, seed: int, inputs: bool = True, targets: bool = True) -> Data:
@@ -21,13 +40,13 @@ def open_data(options: Any, *, seed: int, inputs: bool = True, targets: bool = T
     built-in source holds, and how it is split, depends on no seed of training.
     """
     options.check()
-    reader = importlib.import_module(f"weft.train.data.{options.reader}")
+    reader = importlib.import_module(f"weft.train.data.readers.{options.reader}")
     data: Data = reader.read(options, seed=seed, inputs=inputs, targets=targets)
     limit = getattr(options, "samples", 0)
     if 0 < limit < len(data.train):
-        from weft.train.data.labelled import first
+        from weft.train.data.labelled import first_samples
 
-        data = Data(train=first(data.train, limit), validation=data.validation, tokens=data.tokens)
+        data = Data(train=first_samples(data.train, limit), validation=data.validation, tokens=data.tokens)
     return data
 
 

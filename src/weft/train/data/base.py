@@ -46,7 +46,7 @@ class Dataset(Protocol):
         """A batch for the last chunk."""
 
 
-class Tokens(Protocol):
+class Tokenizer(Protocol):
     """Text to numbers and back."""
 
     @property
@@ -64,7 +64,7 @@ class Data:
 
     train: Dataset
     validation: Dataset
-    tokens: Tokens | None = None
+    tokens: Tokenizer | None = None
 
 
 def generator(purpose: str, *numbers: int) -> np.random.Generator:

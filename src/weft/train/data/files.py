@@ -18,7 +18,7 @@ def python_files() -> list[Path]:
     )
 
 
-def files_of(path: str, key: str, *, suffix: str = "") -> list[Path]:
+def find_files(path: str, key: str, *, suffix: str = "") -> list[Path]:
     """A file, all files of a folder (with the suffix, the hidden ones left out), or those of a pattern; sorted."""
     wanted = f"a file, a folder of {suffix or 'files'} or a pattern"
     if not path:
@@ -33,9 +33,9 @@ def files_of(path: str, key: str, *, suffix: str = "") -> list[Path]:
     return _found(sorted(one for one in files if one.is_file()), key, path, wanted, f"set {key}")
 
 
-def one_of(path: str, names: Sequence[str], key: str, *, inside: Sequence[str] = (), gz: bool = False) -> Path:
+def find_file(path: str, names: Sequence[str], key: str, *, inside: Sequence[str] = (), gz: bool = False) -> Path:
     """The first of these files in the folder, or in one of its folders `inside`; `gz`: or packed as name.gz."""
-    folder = folder_of(path, key)
+    folder = find_folder(path, key)
     for home in (folder, *(folder / one for one in inside)):
         for name in names:
             for full in (name, name + ".gz")[: 1 + gz]:
@@ -46,7 +46,7 @@ def one_of(path: str, names: Sequence[str], key: str, *, inside: Sequence[str] =
     )
 
 
-def folder_of(path: str, key: str) -> Path:
+def find_folder(path: str, key: str) -> Path:
     if not path:
         raise WeftError(f"{key} must be a folder (it is empty); set {key}")
     folder = Path(path).expanduser()
@@ -55,7 +55,7 @@ def folder_of(path: str, key: str) -> Path:
     return folder
 
 
-def file_at(path: str, key: str, what: str) -> Path:
+def require_file(path: str, key: str, what: str) -> Path:
     file = Path(path).expanduser()
     if not path or not file.is_file():
         raise WeftError(f"{key} must be {what} (there is none at {path!r}); set {key}")

@@ -14,9 +14,9 @@ import torch
 
 from weft.errors import WeftError
 from weft.train.data.base import Data, Draw, generator
-from weft.train.data.decoding import SMALL, crop_and_resize, decode, fit
-from weft.train.data.labelled import Labelled, classes_of, refuse_unless, task_of, with_holdout
-from weft.train.data.options import Pictures
+from weft.train.data.image_decoding import SMALL, crop_and_resize, decode, fit
+from weft.train.data.labelled import LabelledDataset, check_opened_with, count_classes, infer_task, split_holdout
+from weft.train.data.options import ImageOptions
 from weft.train.data.tables import Layout, TableSource
 from weft.train.data_spec import DataSpec
 
@@ -25,7 +25,7 @@ USUAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of 
 GREY = ((0.5,), (0.25,))
 
 
-class Images(Labelled):
+class ImageDataset(LabelledDataset):
     """`load(i)` gives image i, uint8 [channels, height, width]; None where this rank reads no inputs."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Images(Labelled):
         load: Callable[[int], np.ndarray] | None,
         labels: np.ndarray,
         *,
-        options: Pictures,
+        options: ImageOptions,
         usual: tuple[Sequence[float], Sequence[float]] | None = None,
         kept: np.ndarray | None = None,
         targets: bool,
@@ -54,7 +54,7 @@ class Images(Labelled):
         self._shift = (-mean / std).reshape(-1, 1, 1)
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
-        refuse_unless(self._load is not None, "inputs")
+        check_opened_with(self._load is not None, "inputs")
         indices = np.asarray(indices, dtype=np.int64)
         if draw is None or self._augment == "none":
             batch = self._plain(indices)
@@ -97,22 +97,28 @@ def padded_crop(batch: np.ndarray, chance: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(windows[np.arange(len(batch)), :, down, right])
 
 
-def pictures(
-    sources: Sequence[TableSource], layout: Layout, options: Pictures, *, holdout: float, inputs: bool, targets: bool
+def images_from_tables(
+    sources: Sequence[TableSource],
+    layout: Layout,
+    options: ImageOptions,
+    *,
+    holdout: float,
+    inputs: bool,
+    targets: bool,
 ) -> Data:
     """Images of tables: a training source and perhaps one for validation."""
     labels = [source.labels(layout.label) for source in sources]
     blobs = [source.blobs(layout.columns[0]) if inputs else None for source in sources]
-    return decoded(
+    return images_from_files(
         blobs, labels, [one.where for one in sources], options, holdout=holdout, inputs=inputs, targets=targets
     )
 
 
-def decoded(
+def images_from_files(
     files: Sequence[Sequence[bytes] | None],
     labels: Sequence[np.ndarray],
     where: Sequence[str],
-    options: Pictures,
+    options: ImageOptions,
     *,
     holdout: float,
     inputs: bool,
@@ -120,29 +126,29 @@ def decoded(
     channels: int = 0,
 ) -> Data:
     """Data of encoded images (None where they are not read), for training and perhaps for validation."""
-    tasks = [task_of(values, place) for values, place in zip(labels, where, strict=True)]
-    classes = classes_of(tasks[0][1], tasks[-1][1], tasks[0][0], where[-1])
+    tasks = [infer_task(values, place) for values, place in zip(labels, where, strict=True)]
+    classes = count_classes(tasks[0][1], tasks[-1][1], tasks[0][0], where[-1])
     size = options.size
     if files[0] is not None and not (channels and size):
         sample = decode(files[0][0], channels, where[0])
         channels, size = sample.shape[0], size or min(sample.shape[1:])
     spec = DataSpec(task=tasks[0][0], form="images", classes=classes, channels=channels, size=size)
 
-    def part(blobs: Sequence[bytes] | None, values: np.ndarray, place: str) -> Images:
+    def part(blobs: Sequence[bytes] | None, values: np.ndarray, place: str) -> ImageDataset:
         load = None if blobs is None else lambda index: decode(blobs[index], channels, f"image {index} of {place}")
-        return Images(spec, load, values, options=options, targets=targets)
+        return ImageDataset(spec, load, values, options=options, targets=targets)
 
     parts = [part(blobs, values, place) for blobs, (_, values), place in zip(files, tasks, where, strict=True)]
     if len(parts) == 1:
-        return with_holdout(parts[0], holdout)
+        return split_holdout(parts[0], holdout)
     return Data(train=parts[0], validation=parts[1])
 
 
-def arrays(
+def images_from_arrays(
     images: Sequence[np.ndarray | None],
     labels: Sequence[np.ndarray],
     spec: DataSpec,
-    options: Pictures,
+    options: ImageOptions,
     *,
     usual: tuple[Sequence[float], Sequence[float]],
     targets: bool,
@@ -152,7 +158,7 @@ def arrays(
     for array, values in zip(images, labels, strict=True):
         same = array is not None and array.shape[1:] == (spec.channels, spec.size, spec.size)
         parts.append(
-            Images(
+            ImageDataset(
                 spec,
                 None if array is None else array.__getitem__,
                 values.astype(np.int64),
@@ -166,7 +172,7 @@ def arrays(
 
 
 def _normalisation(
-    options: Pictures, usual: tuple[Sequence[float], Sequence[float]] | None, channels: int
+    options: ImageOptions, usual: tuple[Sequence[float], Sequence[float]] | None, channels: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each channel; one number is for all of them."""
     default = usual or (USUAL if channels == 3 else GREY)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from weft.errors import WeftError
-from weft.train.data.base import Data, Dataset, Draw, Tokens, generator
+from weft.train.data.base import Data, Dataset, Draw, Tokenizer, generator
 from weft.train.data_spec import DataSpec
 
 
-class Labelled:
+class LabelledDataset:
     """Targets from an array of labels: classes (whole numbers), or numbers of a regression [samples, classes]."""
 
     def __init__(self, spec: DataSpec, labels: np.ndarray, *, targets: bool) -> None:
@@ -27,12 +27,12 @@ class Labelled:
         return len(self._labels)
 
     def targets(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
-        refuse_unless(self._has_targets, "targets")
+        check_opened_with(self._has_targets, "targets")
         return torch.from_numpy(self._labels[indices])
 
 
 @dataclass(frozen=True)
-class Part:
+class Subset:
     """Some samples of a data set, in the order of `rows`."""
 
     whole: Dataset
@@ -56,22 +56,22 @@ class Part:
         return self.whole.targets(self.rows[indices], draw)
 
 
-def first(dataset: Dataset, samples: int) -> Dataset:
-    return Part(dataset, np.arange(samples))
+def first_samples(dataset: Dataset, samples: int) -> Dataset:
+    return Subset(dataset, np.arange(samples))
 
 
-def with_holdout(dataset: Dataset, share: float, tokens: Tokens | None = None) -> Data:
+def split_holdout(dataset: Dataset, share: float, tokens: Tokenizer | None = None) -> Data:
     """A share of the samples is for validation: always the same ones, so that runs of several seeds can be compared."""
     count = max(1, round(len(dataset) * share))
     if count >= len(dataset):
         raise WeftError(f"a holdout needs at least 2 samples (there are {len(dataset)}); set data.validation")
     rows = generator("holdout", len(dataset)).permutation(len(dataset))
     return Data(
-        train=Part(dataset, np.sort(rows[count:])), validation=Part(dataset, np.sort(rows[:count])), tokens=tokens
+        train=Subset(dataset, np.sort(rows[count:])), validation=Subset(dataset, np.sort(rows[:count])), tokens=tokens
     )
 
 
-def task_of(labels: np.ndarray, where: str) -> tuple[str, np.ndarray]:
+def infer_task(labels: np.ndarray, where: str) -> tuple[str, np.ndarray]:
     """Whole numbers are classes, others are to be predicted as numbers; with the labels in the form of targets."""
     if not len(labels):
         raise WeftError(f"{where} has no samples; give a file that has some")
@@ -84,7 +84,7 @@ def task_of(labels: np.ndarray, where: str) -> tuple[str, np.ndarray]:
     return "classification", labels.astype(np.int64)
 
 
-def classes_of(train: np.ndarray, others: np.ndarray, task: str, where: str) -> int:
+def count_classes(train: np.ndarray, others: np.ndarray, task: str, where: str) -> int:
     """How many classes training has; validation must not have others."""
     if task == "regression":
         return int(train.shape[1])
@@ -102,6 +102,6 @@ def fingerprint(array: np.ndarray, *more: str) -> str:
     return digest.hexdigest()
 
 
-def refuse_unless(there: bool, what: str) -> None:
+def check_opened_with(there: bool, what: str) -> None:
     if not there:
         raise WeftError(f"this rank's data was opened without {what}; open it with {what}=True")

@@ -17,7 +17,7 @@ AUGMENT = "of training images; standard: up to 32 pixels a padded crop, above a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class DataOptions:
     """What all data has."""
 
     reader: ClassVar[str] = ""
@@ -30,14 +30,14 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split(Source):
+class SplitOptions(DataOptions):
     """Data that may come without a validation part of its own."""
 
     holdout: float = option(0.05, "share kept for validation where there is no validation part", above=0, most=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenised(Source):
+class TextOptions(DataOptions):
     """Text of any kind."""
 
     context: int = option(128, "tokens a sample", least=4)
@@ -53,7 +53,7 @@ class Tokenised(Source):
     def check(self) -> None:
         super().check()
         if self.tokens == "wordpiece":
-            files.file_at(self.vocabulary, "data.vocabulary", "the vocabulary file of wordpiece, a token a line")
+            files.require_file(self.vocabulary, "data.vocabulary", "the vocabulary file of wordpiece, a token a line")
             if 0 < self.vocabulary_size < 5:
                 raise WeftError(
                     "data.vocabulary_size must hold [PAD], [UNK], [CLS], [SEP] and more "
@@ -67,7 +67,7 @@ class Tokenised(Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonSources(Tokenised, Split):
+class PythonSources(TextOptions, SplitOptions):
     """The sources of Python's own standard library, one after the other; they are wherever Python is."""
 
     reader = "text"
@@ -80,7 +80,7 @@ class PythonSources(Tokenised, Split):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFiles(Tokenised, Split):
+class TextFiles(TextOptions, SplitOptions):
     """Plain text: files that are read one after the other."""
 
     reader = "text"
@@ -90,13 +90,13 @@ class TextFiles(Tokenised, Split):
 
     def check(self) -> None:
         super().check()
-        files.files_of(self.path, "data.path")
+        files.find_files(self.path, "data.path")
         if self.validation:
-            files.files_of(self.validation, "data.validation")
+            files.find_files(self.validation, "data.validation")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures(Source):
+class ImageOptions(DataOptions):
     """Images of any kind."""
 
     size: int = option(
@@ -118,7 +118,7 @@ class Pictures(Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar10(Pictures):
+class Cifar10(ImageOptions):
     """CIFAR-10 in its standard binary files (cifar-10-binary.tar.gz, unpacked)."""
 
     reader = "cifar"
@@ -132,7 +132,7 @@ class Cifar10(Pictures):
     def check(self) -> None:
         super().check()
         for name in (*self.train_files, self.validation_file):
-            files.one_of(self.path, (name,), "data.path", inside=(self.inside,))
+            files.find_file(self.path, (name,), "data.path", inside=(self.inside,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +149,10 @@ class Cifar100(Cifar10):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mnist(Pictures):
+class Mnist(ImageOptions):
     """MNIST in its standard idx files, as they are or .gz."""
 
-    reader = "idx"
+    reader = "mnist"
     name: str = option("mnist", "the data")
     path: str = option("", "folder with train-images-idx3-ubyte … (.gz or not)")
     augment: str = option("none", AUGMENT, allowed=("none", "crop", "standard"))
@@ -161,7 +161,7 @@ class Mnist(Pictures):
         super().check()
         for part in ("train", "t10k"):
             for kind in ("images-idx3", "labels-idx1"):
-                files.one_of(self.path, idx_names(part, kind), "data.path", gz=True)
+                files.find_file(self.path, idx_names(part, kind), "data.path", gz=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,21 +172,21 @@ class FashionMnist(Mnist):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder(Pictures, Split):
+class ImageFolder(ImageOptions, SplitOptions):
     """A folder of images for each class, in train/ and validation/ (or val/, or test/), or without those."""
 
-    reader = "folder"
+    reader = "image_folder"
     name: str = option("images", "the data")
     path: str = option("", "folder with train/CLASS/… and validation/CLASS/…, or with CLASS/… (then holdout is used)")
     size: int = option(224, "pixels a side that images are brought to", least=1)
 
     def check(self) -> None:
         super().check()
-        files.folder_of(self.path, "data.path")
+        files.find_folder(self.path, "data.path")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glue(Tokenised, Split):
+class Glue(TextOptions, SplitOptions):
     """Sentences or pairs of them in tab-separated files with a header, as GLUE has them."""
 
     reader = "glue"
@@ -199,11 +199,11 @@ class Glue(Tokenised, Split):
 
     def check(self) -> None:
         super().check()
-        files.one_of(self.path, ("train.tsv",), "data.path")
+        files.find_file(self.path, ("train.tsv",), "data.path")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table(Tokenised, Pictures, Split):
+class TableOptions(TextOptions, ImageOptions, SplitOptions):
     """A table whose columns tell what it holds.
 
     img or image with label: images. question1/question2, sentence1/sentence2, premise/hypothesis, question/sentence,
@@ -215,7 +215,7 @@ class Table(Tokenised, Pictures, Split):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(Table):
+class Parquet(TableOptions):
     """Parquet files in the layout of the Hugging Face hub."""
 
     reader = "parquet"
@@ -225,13 +225,13 @@ class Parquet(Table):
 
     def check(self) -> None:
         super().check()
-        files.files_of(self.train, "data.train", suffix=".parquet")
+        files.find_files(self.train, "data.train", suffix=".parquet")
         if self.validation:
-            files.files_of(self.validation, "data.validation", suffix=".parquet")
+            files.find_files(self.validation, "data.validation", suffix=".parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hub(Table):
+class Hub(TableOptions):
     """A data set of the Hugging Face hub, by the datasets library; needs a network, or its cache."""
 
     reader = "hub"
@@ -248,7 +248,7 @@ class Hub(Table):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthetic(Source):
+class Synthetic(DataOptions):
     """Data made of chance, with targets that follow from the inputs by a rule that can be learnt.
 
     tokens: each token has one successor, but a share of noise. pairs: one word of the second sentence is the
@@ -283,10 +283,10 @@ class Synthetic(Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnData:
+class CustomData:
     """A function of the user's that returns a `weft.train.data.Data`, or two data sets: training and validation."""
 
-    reader: ClassVar[str] = "own"
+    reader: ClassVar[str] = "custom"
 
     name: str = option("", "package.module:function or file.py:function")
     options: dict[str, Any] = option({}, "what the function is called with")

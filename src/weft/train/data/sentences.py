@@ -9,17 +9,23 @@ import torch
 
 from weft.errors import WeftError
 from weft.train.data.base import Data, Draw
-from weft.train.data.labelled import Labelled, classes_of, refuse_unless, task_of, with_holdout
-from weft.train.data.options import Tokenised
+from weft.train.data.labelled import LabelledDataset, check_opened_with, count_classes, infer_task, split_holdout
+from weft.train.data.options import TextOptions
 from weft.train.data.tables import Layout, TableSource
-from weft.train.data.tokens import Coder, Frame, coder_of, reduced, size_of
+from weft.train.data.tokenizer import (
+    SentenceTokenizer,
+    SpecialTokens,
+    build_tokenizer,
+    reduce_vocabulary,
+    tokenizer_size,
+)
 from weft.train.data_spec import DataSpec
 
 
-class Framed:
+class FramedSentences:
     """[start] a [end], or [start] a [end] b [end]: ids [samples, context], where b begins, and where all ends."""
 
-    def __init__(self, columns: Sequence[Sequence[Sequence[int]]], coder: Frame, context: int) -> None:
+    def __init__(self, columns: Sequence[Sequence[Sequence[int]]], coder: SpecialTokens, context: int) -> None:
         count = len(columns[0])
         self.ids = np.full((count, context), coder.pad, dtype=np.int32)
         self.second = np.full(count, context, dtype=np.int32)
@@ -40,43 +46,47 @@ class Framed:
         return {name: torch.from_numpy(part.astype(np.int64)) for name, part in parts.items()}
 
 
-class Sentences(Labelled):
+class SentenceDataset(LabelledDataset):
     """A data set of framed sentences; without them where this rank reads no inputs."""
 
-    def __init__(self, spec: DataSpec, framed: Framed | None, labels: np.ndarray, *, targets: bool) -> None:
+    def __init__(self, spec: DataSpec, framed: FramedSentences | None, labels: np.ndarray, *, targets: bool) -> None:
         super().__init__(spec, labels, targets=targets)
         self._framed = framed
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> dict[str, torch.Tensor]:
-        refuse_unless(self._framed is not None, "inputs")
+        check_opened_with(self._framed is not None, "inputs")
         assert self._framed is not None
         return self._framed.batch(indices)
 
 
 def sentences(
-    sources: Sequence[TableSource], layout: Layout, options: Tokenised, *, holdout: float, inputs: bool, targets: bool
+    sources: Sequence[TableSource], layout: Layout, options: TextOptions, *, holdout: float, inputs: bool, targets: bool
 ) -> Data:
     """A training source and perhaps one for validation."""
-    labels = [task_of(source.labels(layout.label), source.where) for source in sources]
+    labels = [infer_task(source.labels(layout.label), source.where) for source in sources]
     task, train = labels[0]
-    classes = classes_of(train, labels[-1][1], task, sources[-1].where)
-    spec = DataSpec(task=task, form="pairs", vocabulary=size_of(options), context=options.context, classes=classes)
-    framed: list[Framed | None] = [None] * len(sources)
-    coder: Coder | None = None
+    classes = count_classes(train, labels[-1][1], task, sources[-1].where)
+    spec = DataSpec(
+        task=task, form="pairs", vocabulary=tokenizer_size(options), context=options.context, classes=classes
+    )
+    framed: list[FramedSentences | None] = [None] * len(sources)
+    coder: SentenceTokenizer | None = None
     if inputs:
         coder, ready = _encode(sources, layout, options)
-        framed = [Framed(columns, coder, options.context) for columns in ready]
-    parts = [Sentences(spec, one, values, targets=targets) for one, (_, values) in zip(framed, labels, strict=True)]
+        framed = [FramedSentences(columns, coder, options.context) for columns in ready]
+    parts = [
+        SentenceDataset(spec, one, values, targets=targets) for one, (_, values) in zip(framed, labels, strict=True)
+    ]
     if len(parts) == 1:
-        return with_holdout(parts[0], holdout, coder)
+        return split_holdout(parts[0], holdout, coder)
     return Data(train=parts[0], validation=parts[1], tokens=coder)
 
 
 def _encode(
-    sources: Sequence[TableSource], layout: Layout, options: Tokenised
-) -> tuple[Coder, list[list[list[list[int]]]]]:
+    sources: Sequence[TableSource], layout: Layout, options: TextOptions
+) -> tuple[SentenceTokenizer, list[list[list[list[int]]]]]:
     """source -> column -> sentence -> numbers; a smaller vocabulary is by the training source."""
-    coder = coder_of(options)
+    coder = build_tokenizer(options)
     if len(layout.columns) > 2 or options.context < 2 * len(layout.columns) + 1:
         raise WeftError(
             f"samples are one sentence or two, that data.context has room for (columns: {', '.join(layout.columns)}; "
@@ -84,7 +94,7 @@ def _encode(
         )
     encoded = [[coder.encode_all(source.strings(name)) for name in layout.columns] for source in sources]
     flat = np.array([one for column in encoded[0] for ids in column for one in ids], dtype=np.int64)
-    smaller = reduced(coder, flat, options.vocabulary_size)
+    smaller = reduce_vocabulary(coder, flat, options.vocabulary_size)
     if smaller is None:
         return coder, encoded
     return smaller, [

@@ -45,17 +45,17 @@ class Layout:
     label: str = ""
 
 
-def layout_of(
+def find_layout(
     source: TableSource, *, columns: Sequence[str] = (), label: str = "", images: Sequence[str] = ()
 ) -> Layout:
     """Found by the names of the columns, unless they are given; `images`: columns that hold images."""
     known = list(source.names)
     for name in (*columns, *([label] if label else ())):
-        refuse_unless_there(name, source)
+        check_column(name, source)
     label = label or next((name for name in LABELS if name in known), "")
-    pictures = [name for name in (columns or IMAGES) if name in images]
-    if pictures and label:
-        return Layout(kind="images", columns=(pictures[0],), label=label)
+    image_columns = [name for name in (columns or IMAGES) if name in images]
+    if image_columns and label:
+        return Layout(kind="images", columns=(image_columns[0],), label=label)
     texts = tuple(columns) or next((names for names in SENTENCES if set(names) <= set(known)), ())
     if texts and label:
         return Layout(kind="sentences", columns=texts, label=label)
@@ -68,7 +68,7 @@ def layout_of(
     )
 
 
-def refuse_unless_there(column: str, source: TableSource) -> None:
+def check_column(column: str, source: TableSource) -> None:
     if column not in source.names:
         known = ", ".join(source.names)
         raise WeftError(
@@ -102,17 +102,17 @@ class ArrowSource:
         return array.astype(np.int64) if array.dtype.kind == "b" else array
 
     def blobs(self, column: str) -> Sequence[bytes]:
-        return Blobs(self._read(column), self.where)
+        return BytesColumn(self._read(column), self.where)
 
     def _read(self, column: str) -> Any:
-        refuse_unless_there(column, self)
+        check_column(column, self)
         try:
             return self._load(column)
         except (OSError, ValueError) as problem:
             raise WeftError(f"column {column!r} of {self.where} can't be read ({problem})") from problem
 
 
-class Blobs(Sequence[bytes]):
+class BytesColumn(Sequence[bytes]):
     """Bytes in an Arrow column, of each row when it is asked for; a struct's are in its field `bytes`."""
 
     def __init__(self, column: Any, where: str) -> None:

@@ -1,24 +1,37 @@
-"""Models by name, cut layer by layer: `build_model` makes one for the data at hand.
+"""The models of a job: `build_model` makes one for its data, with its loss and metrics.
 
 Every model is an `nn.Sequential` between whose elements (embedding, blocks, head) a pipeline is cut. The same seed
-gives the same weights on every rank. `options` is torch-free; what needs torch is imported when it is first asked for.
+gives the same weights on every rank. The options are torch-free; the rest is imported on first use.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from weft.train.models.options import MODELS, OwnModel
+from weft.train.models.options import BERT, GPT, MLP, MODELS, VGG, CustomModel, Inception, ResNet
 
 if TYPE_CHECKING:
     from weft.train.models.build import build_model
     from weft.train.models.huggingface import to_huggingface
     from weft.train.models.tasks import Net
 
-__all__ = ["MODELS", "Net", "OwnModel", "build_model", "to_huggingface"]
+__all__ = [
+    "BERT",
+    "GPT",
+    "MLP",
+    "MODELS",
+    "VGG",
+    "CustomModel",
+    "Inception",
+    "Net",
+    "ResNet",
+    "build_model",
+    "to_huggingface",
+]
+
+_NEEDS_TORCH = {"Net": "tasks", "build_model": "build", "to_huggingface": "huggingface"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _NEEDS_TORCH:
         raise AttributeError(f"module 'weft.train.models' has no attribute {name!r}")
-    from weft.train.models import build, huggingface, tasks
-
-    return next(getattr(home, name) for home in (build, huggingface, tasks) if hasattr(home, name))
+    return getattr(importlib.import_module(f"weft.train.models.{_NEEDS_TORCH[name]}"), name)

@@ -18,7 +18,7 @@ from weft.train.models.gpt import build_gpt
 from weft.train.models.huggingface import load_weights
 from weft.train.models.inception import build_inception
 from weft.train.models.mlp import build_mlp
-from weft.train.models.options import BERT, GPT, MLP, MODELS, VGG, Inception, OwnModel, ResNet
+from weft.train.models.options import BERT, GPT, MLP, MODELS, VGG, CustomModel, Inception, ResNet
 from weft.train.models.resnet import build_resnet
 from weft.train.models.tasks import LOSSES, METRICS, Net
 from weft.train.models.vgg import build_vgg
@@ -49,7 +49,7 @@ def build_model(options: Any, spec: DataSpec, *, seed: int) -> Net:
         raise WeftError(f"a task is one of {known} (got {spec.task!r}){did_you_mean(spec.task, LOSSES)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = _own(options, spec) if isinstance(options, OwnModel) else _known(options, spec)
+        net = _own(options, spec) if isinstance(options, CustomModel) else _known(options, spec)
     loss_fn = LOSSES[spec.task] if net.loss_fn is None else net.loss_fn
     metrics = METRICS[spec.task] if net.metrics is None else net.metrics
     return dataclasses.replace(net, loss_fn=loss_fn, metrics=metrics)
@@ -68,7 +68,7 @@ def _known(options: Any, spec: DataSpec) -> Net:
     return Net(model=model, notes=notes)
 
 
-def _own(options: OwnModel, spec: DataSpec) -> Net:
+def _own(options: CustomModel, spec: DataSpec) -> Net:
     function = load(options.name)
     takes = inspect.signature(function).parameters.values()
     wanted = any(one.name == "spec" or one.kind is one.VAR_KEYWORD for one in takes)

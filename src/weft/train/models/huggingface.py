@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.text import did_you_mean
 from weft.train.data_spec import DataSpec
 from weft.train.models.bert import positions_of
-from weft.train.models.configs import write_config
+from weft.train.models.huggingface_config import write_config
 from weft.train.models.options import BERT, GPT
 
 EMBEDDING, OUTPUT = "embedding.tokens.weight", "head.output.weight"  # of a gpt, one tensor if they are tied

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from weft.errors import WeftError
 from weft.train.data_spec import DataSpec
-from weft.train.models.images import Pool, laid_out
+from weft.train.models.image_layers import Pool, laid_out
 from weft.train.models.options import Inception, stem_for
 
 LEAST = 75  # points of which the published stem and the halvings after it leave something

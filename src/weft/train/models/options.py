@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from weft.errors import WeftError
 from weft.train.config import option
-from weft.train.models.configs import read_config
+from weft.train.models.huggingface_config import read_config
 
 T = TypeVar("T", bound=Any)
 
@@ -160,13 +160,13 @@ class MLP:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnModel:
+class CustomModel:
     """A function of the user's own that returns a model, given the options (and `spec`, if it takes that)."""
 
     name: str
     options: dict[str, Any] = option({}, "arguments of the function")
 
-    def resolved(self) -> OwnModel:
+    def resolved(self) -> CustomModel:
         return self
 
 

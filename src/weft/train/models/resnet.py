@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.train.data_spec import DataSpec
-from weft.train.models.images import Pool, laid_out
+from weft.train.models.image_layers import Pool, laid_out
 from weft.train.models.options import RESNETS, ResNet, stem_for
 
 EXPANSION = 4  # a bottleneck's output has so many times the channels of its stage

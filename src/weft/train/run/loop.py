@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.output import write_text
 from weft.runtime import Report, Result
 from weft.schedule import Timeline
-from weft.train.data.prefetch import Prefetch
+from weft.train.data import Prefetch
 from weft.train.job import Job, resolved
 from weft.train.optimizers import share
 from weft.train.peers import Peers, stop_wish

@@ -12,7 +12,7 @@ from weft.errors import WeftError
 from weft.train.data.base import generator
 
 
-class Order:
+class BatchSampler:
     """A new permutation of all samples in each epoch, cut into batches; what is left over of an epoch is left out."""
 
     def __init__(self, samples: int, batch: int, seed: int) -> None:
@@ -32,7 +32,7 @@ class Order:
         return _permutation(self.samples, self.seed, self.epoch(update))[start : start + self.batch]
 
 
-def checksum(indices: np.ndarray) -> int:
+def index_checksum(indices: np.ndarray) -> int:
     """A small number by which ranks see that they mean the same samples."""
     return zlib.crc32(np.ascontiguousarray(indices, dtype="<i8").tobytes())
 

@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import ScheduleError
-from weft.schedule import Op, Program
-from weft.schedule.actions import BACKWARDS, NONE, Action
-from weft.simulate.cost import Cost, durations, message_bytes
+from weft.schedule import BACKWARDS, NONE, Action, Op, Program
+from weft.simulate.cost import Cost, action_durations, message_bytes
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.integer]
@@ -32,7 +31,7 @@ ALWAYS, NOWHERE = 0, 1  # arrival slots: what has always been there, and what no
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stretch:
+class Segment:
     """When the rows of some cycles ran, ranks x rows of all of them; `live` marks the rows that did."""
 
     cycles: range
@@ -73,7 +72,7 @@ class Machine:
         self.clock = np.zeros(self.ranks)
         self.arrival = np.full(2 + 2 * self.chunks * self.ring, np.nan)  # by pass, chunk and micro-batch
         self.arrival[ALWAYS] = -np.inf
-        self.duration = np.append(durations(cost).ravel(), 0.0)
+        self.duration = np.append(action_durations(cost).ravel(), 0.0)
         self.sizes = any(chunk.input_bytes for chunk in cost.chunks)
         own = np.broadcast_to(np.arange(self.chunks), program.needs.shape)
         self.need = self._lanes(program.needs, own, ALWAYS)
@@ -109,12 +108,12 @@ class Machine:
         self.link_of = np.where(link_of < 0, len(links), link_of)
         self.hops = bool(self.transfer.any() or self.latency.any())
 
-    def stretches(self, cycles: range, *, minibatches: int | None = None) -> Iterator[Stretch]:
+    def stretches(self, cycles: range, *, minibatches: int | None = None) -> Iterator[Segment]:
         """Run cycles, which follow those that have been run, of a window (None: of an endless run)."""
         for first in range(cycles.start, cycles.stop, self.most):
             yield self.run(range(first, min(first + self.most, cycles.stop)), minibatches=minibatches)
 
-    def run(self, cycles: range, *, minibatches: int | None = None) -> Stretch:
+    def run(self, cycles: range, *, minibatches: int | None = None) -> Segment:
         """Run one stretch, of `most` cycles at the most."""
         number = np.arange(cycles.start, cycles.stop, dtype=np.int32)[:, None]
         batch = self.program.batch[:, None, :]
@@ -128,7 +127,7 @@ class Machine:
         kind, column = self._rows(number, live)
         end = np.empty(live.shape)
         arrived = np.empty(live.shape) if self.sizes else None
-        stretch = Stretch(cycles=cycles, live=live, end=end, arrived=arrived)
+        stretch = Segment(cycles=cycles, live=live, end=end, arrived=arrived)
         end, arrived = end.ravel(), None if arrived is None else arrived.ravel()
         arrival, clock, (need, needs), (give, gives) = self.arrival, self.clock, self.need, self.give
         place = np.arange(self.ranks) * height

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from weft.train.data.base import Data, Dataset, Draw, generator
-from weft.train.data.labelled import Labelled, fingerprint, refuse_unless
+from weft.train.data.labelled import LabelledDataset, check_opened_with, fingerprint
 from weft.train.data.options import Synthetic
-from weft.train.data.sentences import Framed, Sentences
-from weft.train.data.tokens import Bytes
+from weft.train.data.sentences import FramedSentences, SentenceDataset
+from weft.train.data.tokenizer import ByteTokenizer
 from weft.train.data_spec import DataSpec
 
 POOL = 64  # noise images; enough that they tell nothing of the class
@@ -34,15 +34,15 @@ class Successors:
         return len(self._lines)
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
-        refuse_unless(self._has["inputs"], "inputs")
+        check_opened_with(self._has["inputs"], "inputs")
         return torch.from_numpy(self._lines[indices, :-1])
 
     def targets(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
-        refuse_unless(self._has["targets"], "targets")
+        check_opened_with(self._has["targets"], "targets")
         return torch.from_numpy(self._lines[indices, 1:])
 
 
-class Values(Labelled):
+class Values(LabelledDataset):
     """Features from an array."""
 
     def __init__(self, spec: DataSpec, values: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
@@ -51,11 +51,11 @@ class Values(Labelled):
         self._has_inputs = inputs
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
-        refuse_unless(self._has_inputs, "inputs")
+        check_opened_with(self._has_inputs, "inputs")
         return torch.from_numpy(self._values[indices])
 
 
-class Patches(Labelled):
+class Patches(LabelledDataset):
     """Noise with one bright patch of a grid of patches: the class; made when it is asked for."""
 
     def __init__(self, spec: DataSpec, pool: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
@@ -65,7 +65,7 @@ class Patches(Labelled):
         self._grid = int(np.ceil(np.sqrt(spec.classes)))
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
-        refuse_unless(self._has_inputs, "inputs")
+        check_opened_with(self._has_inputs, "inputs")
         batch = self._pool[np.asarray(indices) % len(self._pool)]
         cell = np.arange(self.spec.size) * self._grid // self.spec.size  # of each row, and of each column
         down, right = np.divmod(self._labels[indices], self._grid)
@@ -94,7 +94,9 @@ def _tokens(options: Synthetic, chance: np.random.Generator, samples: int, **has
     return Successors(spec, lines, **has)
 
 
-def _pairs(options: Synthetic, chance: np.random.Generator, samples: int, *, inputs: bool, targets: bool) -> Sentences:
+def _pairs(
+    options: Synthetic, chance: np.random.Generator, samples: int, *, inputs: bool, targets: bool
+) -> SentenceDataset:
     spec = DataSpec(
         task="classification",
         form="pairs",
@@ -113,8 +115,8 @@ def _pairs(options: Synthetic, chance: np.random.Generator, samples: int, *, inp
     columns = [
         [row[:length].tolist() for row, length in zip(*both, strict=True)] for both in zip(words, lengths, strict=True)
     ]
-    framed = Framed(columns, Bytes(), options.context) if inputs else None
-    return Sentences(spec, framed, labels, targets=targets)
+    framed = FramedSentences(columns, ByteTokenizer(), options.context) if inputs else None
+    return SentenceDataset(spec, framed, labels, targets=targets)
 
 
 def _images(options: Synthetic, chance: np.random.Generator, samples: int, **has: bool) -> Patches:

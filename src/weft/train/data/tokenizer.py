@@ -13,13 +13,13 @@ import numpy as np
 
 from weft.errors import WeftError
 from weft.train.data import files
-from weft.train.data.options import Tokenised
+from weft.train.data.options import TextOptions
 from weft.train.extras import need
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
-class Frame(Protocol):
+class SpecialTokens(Protocol):
     """The special tokens that sentences are framed by."""
 
     @property
@@ -30,7 +30,7 @@ class Frame(Protocol):
     def end(self) -> int: ...
 
 
-class Coder(Frame, Protocol):
+class SentenceTokenizer(SpecialTokens, Protocol):
     """Tokens, with the special ones."""
 
     @property
@@ -41,7 +41,7 @@ class Coder(Frame, Protocol):
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteTokenizer:
     """The bytes of UTF-8. Sentences are framed by control characters that text does not hold: NUL, STX and ETX."""
 
     size: int = 256
@@ -59,7 +59,7 @@ class Bytes:
         return bytes(ids).decode(errors="replace")
 
 
-class WordPiece:
+class WordPieceTokenizer:
     """WordPiece with a vocabulary of BERT's format."""
 
     def __init__(self, vocabulary: str, *, lowercase: bool) -> None:
@@ -85,13 +85,13 @@ class WordPiece:
         return text
 
 
-class Reduced:
+class ReducedTokenizer:
     """The most frequent tokens of a WordPiece, numbered anew in their old order; all others are [UNK].
 
     It has exactly `size` tokens: where fewer occur, others fill it up, the lowest numbers first.
     """
 
-    def __init__(self, inner: WordPiece, counts: np.ndarray, size: int) -> None:
+    def __init__(self, inner: WordPieceTokenizer, counts: np.ndarray, size: int) -> None:
         special = [inner.pad, inner.unknown, inner.start, inner.end]
         weight = counts.astype(np.int64)
         weight[special] = np.iinfo(np.int64).max
@@ -117,29 +117,31 @@ class Reduced:
         return self._inner.decode([int(self.kept[one]) for one in ids])
 
 
-def coder_of(options: Tokenised) -> Bytes | WordPiece:
+def build_tokenizer(options: TextOptions) -> ByteTokenizer | WordPieceTokenizer:
     if options.tokens == "bytes":
-        return Bytes()
-    return WordPiece(options.vocabulary, lowercase=options.lowercase)
+        return ByteTokenizer()
+    return WordPieceTokenizer(options.vocabulary, lowercase=options.lowercase)
 
 
-def size_of(options: Tokenised) -> int:
+def tokenizer_size(options: TextOptions) -> int:
     """The size of the vocabulary; no text has to be read for it."""
     if options.tokens == "bytes":
-        return Bytes.size
+        return ByteTokenizer.size
     size = len(read_vocabulary(options.vocabulary))
     return min(options.vocabulary_size, size) or size
 
 
-def reduced(coder: Bytes | WordPiece, training: np.ndarray, size: int) -> Reduced | None:
+def reduce_vocabulary(
+    coder: ByteTokenizer | WordPieceTokenizer, training: np.ndarray, size: int
+) -> ReducedTokenizer | None:
     """A smaller vocabulary by what occurs in the training text, where one is asked for (`size` above 0)."""
-    if not size or isinstance(coder, Bytes) or size >= coder.size:
+    if not size or isinstance(coder, ByteTokenizer) or size >= coder.size:
         return None
-    return Reduced(coder, np.bincount(training.ravel(), minlength=coder.size), size)
+    return ReducedTokenizer(coder, np.bincount(training.ravel(), minlength=coder.size), size)
 
 
 def read_vocabulary(path: str) -> list[str]:
-    file = files.file_at(path, "data.vocabulary", "the vocabulary file of wordpiece, a token a line")
+    file = files.require_file(path, "data.vocabulary", "the vocabulary file of wordpiece, a token a line")
     words = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
     missing = [word for word in SPECIAL if word not in words]
     if missing or len(set(words)) < len(words):

@@ -10,7 +10,7 @@ from weft.errors import WeftError
 from weft.schedule.core import Schedule
 
 
-def load_function(name: str) -> Callable[..., Schedule]:
+def load_schedule_function(name: str) -> Callable[..., Schedule]:
     """The function behind a name; what it raises or returns wrongly becomes a clear error."""
     function = user_code.load(name)
 

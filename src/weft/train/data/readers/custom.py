@@ -7,13 +7,13 @@ from typing import Any
 
 from weft.errors import WeftError
 from weft.train.data.base import Data
-from weft.train.data.options import OwnData
+from weft.train.data.options import CustomData
 from weft.user_code import load
 
 PARTS = ("spec", "fingerprint", "inputs", "targets", "__len__")
 
 
-def read(options: OwnData, *, seed: int, inputs: bool, targets: bool) -> Data:
+def read(options: CustomData, *, seed: int, inputs: bool, targets: bool) -> Data:
     """Call the function with its options; it is also given seed, inputs and targets where it takes them by name."""
     function = load(options.name)
     known = inspect.signature(function).parameters

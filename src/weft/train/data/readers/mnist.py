@@ -10,7 +10,7 @@ import numpy as np
 from weft.errors import WeftError
 from weft.train.data import files
 from weft.train.data.base import Data
-from weft.train.data.images import arrays
+from weft.train.data.images import images_from_arrays
 from weft.train.data.options import FashionMnist, Mnist, idx_names
 from weft.train.data_spec import DataSpec
 
@@ -23,11 +23,11 @@ def read(options: Mnist, *, seed: int, inputs: bool, targets: bool) -> Data:
     images: list[np.ndarray | None] = []
     labels: list[np.ndarray] = []
     for part in ("train", "t10k"):
-        path = files.one_of(options.path, idx_names(part, "labels-idx1"), "data.path", gz=True)
+        path = files.find_file(options.path, idx_names(part, "labels-idx1"), "data.path", gz=True)
         labels.append(parse(path, axes=1))
         if not len(labels[-1]) or labels[-1].max() >= CLASSES:
             raise WeftError(f"{path} must hold labels below {CLASSES}; fetch it anew")
-        path = files.one_of(options.path, idx_names(part, "images-idx3"), "data.path", gz=True)
+        path = files.find_file(options.path, idx_names(part, "images-idx3"), "data.path", gz=True)
         pixels = parse(path, axes=3)[:, None] if inputs else None
         images.append(pixels)
         if pixels is not None and len(pixels) != len(labels[-1]):
@@ -35,7 +35,7 @@ def read(options: Mnist, *, seed: int, inputs: bool, targets: bool) -> Data:
     size = options.size or 28
     spec = DataSpec(task="classification", form="images", classes=CLASSES, channels=1, size=size)
     usual = CLOTHES if isinstance(options, FashionMnist) else DIGITS
-    return arrays(images, labels, spec, options, usual=usual, targets=targets)
+    return images_from_arrays(images, labels, spec, options, usual=usual, targets=targets)
 
 
 def parse(path: Path, *, axes: int) -> np.ndarray:

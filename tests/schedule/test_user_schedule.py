@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft import WeftError
-from weft.schedule.load import load_function
+from weft.schedule.user_schedule import load_schedule_function
 
 OWN = """
 from __future__ import annotations
@@ -39,24 +39,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_file_may_import_its_neighbours(folder: Path) -> None:
-    assert load_function(f"{folder}/own_file.py:own")(stages=1, microbatches=1).name == "own"
+    assert load_schedule_function(f"{folder}/own_file.py:own")(stages=1, microbatches=1).name == "own"
 
 
 def test_a_module_of_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    assert load_function("own_file:own")(stages=1, microbatches=1).name == "own"
+    assert load_schedule_function("own_file:own")(stages=1, microbatches=1).name == "own"
 
 
 def test_what_goes_wrong_is_told_in_words(folder: Path) -> None:
     home = f"{folder}/own_file.py"
     with pytest.raises(WeftError, match="has no 'other'"):
-        load_function(f"{home}:other")
+        load_schedule_function(f"{home}:other")
     with pytest.raises(WeftError, match=r"must return a weft.Schedule \(got int\)"):
-        load_function(f"{home}:wrong")(stages=1, microbatches=1)
-    with pytest.raises(WeftError, match=r"failed \(RuntimeError: no way\)"):
-        load_function(f"{home}:broken")(stages=1, microbatches=1)
+        load_schedule_function(f"{home}:wrong")(stages=1, microbatches=1)
+    with pytest.raises(WeftError, match=r"failed \(RuntimeError: no\)"):
+        load_schedule_function(f"{home}:broken")(stages=1, microbatches=1)
     with pytest.raises(WeftError, match="is not there"):
-        load_function(f"{folder}/none.py:own")
+        load_schedule_function(f"{folder}/none.py:own")
     (folder / "bad.py").write_text("1 +")
     with pytest.raises(WeftError, match=r"can't be imported \(SyntaxError"):
-        load_function(f"{folder}/bad.py:own")
+        load_schedule_function(f"{folder}/bad.py:own")

@@ -11,13 +11,13 @@ import numpy as np
 from weft.errors import WeftError
 from weft.train.data import files
 from weft.train.data.base import Data, generator
-from weft.train.data.images import decoded
+from weft.train.data.images import images_from_files
 from weft.train.data.options import ImageFolder
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
-class Contents(Sequence[bytes]):
+class FileContents(Sequence[bytes]):
     """The bytes of files, each read when it is asked for."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -31,15 +31,17 @@ class Contents(Sequence[bytes]):
 
 
 def read(options: ImageFolder, *, seed: int, inputs: bool, targets: bool) -> Data:
-    root = files.folder_of(options.path, "data.path")
+    root = files.find_folder(options.path, "data.path")
     held = next((root / name for name in ("validation", "val", "test") if (root / name).is_dir()), None)
     divided = (root / "train").is_dir()
     homes = [root / "train" if divided else root, *([held] if divided and held else [])]
     classes = [one.name for one in _folders(homes[0])]
     paths, labels = zip(*(_listing(home, classes) for home in homes), strict=True)
-    blobs = [Contents(some) if inputs else None for some in paths]
+    blobs = [FileContents(some) if inputs else None for some in paths]
     where = [str(home) for home in homes]
-    return decoded(blobs, labels, where, options, holdout=options.holdout, inputs=inputs, targets=targets, channels=3)
+    return images_from_files(
+        blobs, labels, where, options, holdout=options.holdout, inputs=inputs, targets=targets, channels=3
+    )
 
 
 def _listing(home: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:

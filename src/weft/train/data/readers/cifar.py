@@ -9,7 +9,7 @@ import numpy as np
 from weft.errors import WeftError
 from weft.train.data import files
 from weft.train.data.base import Data
-from weft.train.data.images import arrays
+from weft.train.data.images import images_from_arrays
 from weft.train.data.options import Cifar10, Cifar100
 from weft.train.data_spec import DataSpec
 
@@ -26,7 +26,7 @@ def read(options: Cifar10, *, seed: int, inputs: bool, targets: bool) -> Data:
     images: list[np.ndarray | None] = []
     labels: list[np.ndarray] = []
     for names in (options.train_files, (options.validation_file,)):
-        paths = [files.one_of(options.path, (name,), "data.path", inside=(options.inside,)) for name in names]
+        paths = [files.find_file(options.path, (name,), "data.path", inside=(options.inside,)) for name in names]
         records = [_records(path, label_bytes) for path in paths]
         labels.append(np.concatenate([part[:, 1 if fine else 0] for part in records]))
         if labels[-1].max() >= classes:
@@ -34,7 +34,7 @@ def read(options: Cifar10, *, seed: int, inputs: bool, targets: bool) -> Data:
         pixels = [part[:, label_bytes:] for part in records]
         images.append(np.concatenate(pixels).reshape(-1, *PIXELS) if inputs else None)
     spec = DataSpec(task="classification", form="images", classes=classes, channels=3, size=options.size or PIXELS[1])
-    return arrays(images, labels, spec, options, usual=HUNDRED if hundred else TEN, targets=targets)
+    return images_from_arrays(images, labels, spec, options, usual=HUNDRED if hundred else TEN, targets=targets)
 
 
 def _records(path: Path, label_bytes: int) -> np.ndarray:

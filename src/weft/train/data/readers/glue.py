@@ -12,7 +12,7 @@ from weft.train.data import files
 from weft.train.data.base import Data
 from weft.train.data.options import Glue
 from weft.train.data.sentences import sentences
-from weft.train.data.tables import layout_of, refuse_unless_there
+from weft.train.data.tables import check_column, find_layout
 
 
 class TsvSource:
@@ -36,7 +36,7 @@ class TsvSource:
             )
 
     def strings(self, column: str) -> list[str]:
-        refuse_unless_there(column, self)
+        check_column(column, self)
         at = self.names.index(column)
         return [row[at] for row in self._rows]
 
@@ -61,9 +61,9 @@ class TsvSource:
 
 def read(options: Glue, *, seed: int, inputs: bool, targets: bool) -> Data:
     classes: dict[str, dict[str, int]] = {}
-    paths = [files.one_of(options.path, ("train.tsv",), "data.path")]
+    paths = [files.find_file(options.path, ("train.tsv",), "data.path")]
     names = [name for name in options.validation_names if (paths[0].parent / name).is_file()]
     paths += [paths[0].parent / name for name in names[:1]]
     sources = [TsvSource(path, classes) for path in paths]
-    layout = layout_of(sources[0], columns=options.columns, label=options.label)
+    layout = find_layout(sources[0], columns=options.columns, label=options.label)
     return sentences(sources, layout, options, holdout=options.holdout, inputs=inputs, targets=targets)

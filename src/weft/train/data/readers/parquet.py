@@ -8,8 +8,8 @@ from typing import Any
 from weft.errors import WeftError
 from weft.train.data import files
 from weft.train.data.base import Data
-from weft.train.data.options import Parquet, Table
-from weft.train.data.tables import ArrowSource, layout_of
+from weft.train.data.options import Parquet, TableOptions
+from weft.train.data.tables import ArrowSource, find_layout
 from weft.train.extras import need
 
 
@@ -17,12 +17,12 @@ def read(options: Parquet, *, seed: int, inputs: bool, targets: bool) -> Data:
     sources = [source(options.train, "data.train")]
     if options.validation:
         sources.append(source(options.validation, "data.validation"))
-    return data_of(sources, options, inputs=inputs, targets=targets)
+    return data_from_tables(sources, options, inputs=inputs, targets=targets)
 
 
 def source(path: str, key: str) -> ArrowSource:
     library = need("pyarrow.parquet", "data", purpose="data.name=parquet")
-    paths = files.files_of(path, key, suffix=".parquet")
+    paths = files.find_files(path, key, suffix=".parquet")
     try:
         schema = library.read_schema(paths[0])
     except (OSError, ValueError) as problem:
@@ -35,19 +35,19 @@ def source(path: str, key: str) -> ArrowSource:
     return ArrowSource(f"{key}={path}", schema, load)
 
 
-def data_of(sources: Sequence[ArrowSource], options: Table, *, inputs: bool, targets: bool) -> Data:
+def data_from_tables(sources: Sequence[ArrowSource], options: TableOptions, *, inputs: bool, targets: bool) -> Data:
     """Images, sentences or a language, as the columns of the training table tell."""
-    layout = layout_of(sources[0], columns=options.columns, label=options.label, images=sources[0].images)
+    layout = find_layout(sources[0], columns=options.columns, label=options.label, images=sources[0].images)
     wanted: dict[str, Any] = {"inputs": inputs, "targets": targets, "holdout": options.holdout}
     if layout.kind == "images":
-        from weft.train.data.images import pictures
+        from weft.train.data.images import images_from_tables
 
-        return pictures(sources, layout, options, **wanted)
+        return images_from_tables(sources, layout, options, **wanted)
     if layout.kind == "sentences":
         from weft.train.data.sentences import sentences
 
         return sentences(sources, layout, options, **wanted)
-    from weft.train.data.text import language
+    from weft.train.data.language import language_data
 
     texts = ["\n".join(one.strings(layout.columns[0])).encode() for one in sources]
-    return language(texts[0], texts[1] if len(texts) > 1 else None, options, **wanted)
+    return language_data(texts[0], texts[1] if len(texts) > 1 else None, options, **wanted)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import torch
 
 from weft.errors import WeftError
-from weft.train.data import files
 from weft.train.data.base import Data, Draw, generator
-from weft.train.data.labelled import fingerprint, refuse_unless
-from weft.train.data.options import PythonSources, TextFiles, Tokenised
-from weft.train.data.tokens import Bytes, Reduced, WordPiece, coder_of, reduced
+from weft.train.data.labelled import check_opened_with, fingerprint
+from weft.train.data.options import TextOptions
+from weft.train.data.tokenizer import (
+    ByteTokenizer,
+    ReducedTokenizer,
+    WordPieceTokenizer,
+    build_tokenizer,
+    reduce_vocabulary,
+)
 from weft.train.data_spec import DataSpec
 
 
-class Blocks:
+class TextBlocks:
     """Blocks of `context` tokens of one long text.
 
     Where they move (in training), all blocks of an epoch start later by an offset below `context` that is drawn from
@@ -51,53 +53,37 @@ class Blocks:
         return self._cut(indices, draw, "targets", 1)
 
     def _cut(self, indices: np.ndarray, draw: Draw | None, what: str, ahead: int) -> torch.Tensor:
-        refuse_unless(self._has[what], what)
+        check_opened_with(self._has[what], what)
         context = self.spec.context
         offset = int(generator("offset", draw.seed, draw.epoch).integers(context)) if draw and self._moves else 0
         starts = np.asarray(indices, dtype=np.int64) * context + (offset + ahead)
         return torch.from_numpy(self._tokens[starts[:, None] + np.arange(context)].astype(np.int64))
 
 
-def read(options: PythonSources | TextFiles, *, seed: int, inputs: bool, targets: bool) -> Data:
-    if isinstance(options, PythonSources):
-        train, validation = join(files.python_files()), None
-    else:
-        train = join(files.files_of(options.path, "data.path"))
-        validation = join(files.files_of(options.validation, "data.validation")) if options.validation else None
-    return language(train, validation, options, holdout=options.holdout, inputs=inputs, targets=targets)
-
-
-def join(paths: Sequence[Path]) -> bytes:
-    try:
-        return b"\n".join(path.read_bytes() for path in paths)
-    except OSError as problem:
-        raise WeftError(f"text can't be read ({problem}); set data.path to files that can") from problem
-
-
-def language(
-    train: bytes, validation: bytes | None, options: Tokenised, *, holdout: float, inputs: bool, targets: bool
+def language_data(
+    train: bytes, validation: bytes | None, options: TextOptions, *, holdout: float, inputs: bool, targets: bool
 ) -> Data:
     """Blocks of a text; the last share of it is for validation where that has no text of its own."""
-    coder = coder_of(options)
+    coder = build_tokenizer(options)
     numbers = _numbers(train, coder)
     if validation is None:
         cut = len(numbers) - round(len(numbers) * holdout)
         numbers, held = numbers[:cut], numbers[cut:]
     else:
         held = _numbers(validation, coder)
-    smaller = reduced(coder, numbers, options.vocabulary_size)
-    tokens: Bytes | WordPiece | Reduced = smaller or coder
+    smaller = reduce_vocabulary(coder, numbers, options.vocabulary_size)
+    tokens: ByteTokenizer | WordPieceTokenizer | ReducedTokenizer = smaller or coder
     if smaller is not None:
         numbers, held = smaller.translate(numbers), smaller.translate(held)
     parts = [
-        Blocks(part, context=options.context, vocabulary=tokens.size, moves=moves, inputs=inputs, targets=targets)
+        TextBlocks(part, context=options.context, vocabulary=tokens.size, moves=moves, inputs=inputs, targets=targets)
         for part, moves in ((numbers, True), (held, False))
     ]
     return Data(train=parts[0], validation=parts[1], tokens=tokens)
 
 
-def _numbers(text: bytes, coder: Bytes | WordPiece) -> np.ndarray:
-    if isinstance(coder, Bytes):
+def _numbers(text: bytes, coder: ByteTokenizer | WordPieceTokenizer) -> np.ndarray:
+    if isinstance(coder, ByteTokenizer):
         return np.frombuffer(text, dtype=np.uint8)
     lines = text.decode(errors="replace").splitlines()
     return np.array([one for ids in coder.encode_all(lines) for one in ids], dtype=np.int32)

@@ -20,7 +20,7 @@ Visit: TypeAlias = Callable[[int, Step], None]
 MOST_STEPS = 4_000_000  # a step takes microseconds and some hundred bytes
 
 
-class Exchange:
+class DryRun:
     """The ranks of a window of mini-batches and the messages between them."""
 
     def __init__(self, program: Program, *, minibatches: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from weft.errors import WeftError
 from weft.schedule.actions import B, F, Rows, alternate
 from weft.schedule.core import Schedule, check_sizes, check_work
-from weft.schedule.interleaved import multiples
+from weft.schedule.methods.interleaved import multiples
 from weft.schedule.weights import Versions, Weights, predicting_weights
 
 

@@ -8,7 +8,7 @@ from weft.errors import WeftError
 from weft.text import did_you_mean
 from weft.train.data.base import Data
 from weft.train.data.options import Hub
-from weft.train.data.parquet import data_of
+from weft.train.data.readers.parquet import data_from_tables
 from weft.train.data.tables import ArrowSource
 from weft.train.extras import need
 
@@ -31,7 +31,9 @@ def read(options: Hub, *, seed: int, inputs: bool, targets: bool) -> Data:
             raise WeftError(
                 f"{name} has no split {split!r}{did_you_mean(split, splits)}; its splits: {', '.join(splits)}"
             )
-    return data_of([_source(splits[one], f"{name}, {one}") for one in wanted], options, inputs=inputs, targets=targets)
+    return data_from_tables(
+        [_source(splits[one], f"{name}, {one}") for one in wanted], options, inputs=inputs, targets=targets
+    )
 
 
 def _source(split: Any, where: str) -> ArrowSource:

@@ -5,12 +5,12 @@ import pytest
 import weft
 from weft import Schedule
 from weft.schedule import lower
-from weft.schedule.exchange import Exchange
+from weft.schedule.dry_run import DryRun
 
 
-def exchange(*streams: str, microbatches: int = 2) -> Exchange:
+def exchange(*streams: str, microbatches: int = 2) -> DryRun:
     schedule = Schedule(name="own", stages=len(streams), microbatches=microbatches, streams=streams)
-    return Exchange(lower(schedule), minibatches=2)
+    return DryRun(lower(schedule), minibatches=2)
 
 
 def test_a_sender_waits_only_when_its_link_is_full() -> None:
@@ -33,10 +33,10 @@ def test_a_last_message_that_waits_is_still_delivered() -> None:
 
 
 def test_what_stays_on_a_rank_takes_no_slot() -> None:
-    assert Exchange(lower(weft.schedule("wpipe", stages=1, microbatches=4)), minibatches=2).needed_slots() == 1
+    assert DryRun(lower(weft.schedule("wpipe", stages=1, microbatches=4)), minibatches=2).needed_slots() == 1
 
 
 @pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe"])
 def test_cycle_by_cycle_is_enough_for_every_method(name: str) -> None:
-    own = Exchange(lower(weft.schedule(name, stages=4, microbatches=8)), minibatches=4)
+    own = DryRun(lower(weft.schedule(name, stages=4, microbatches=8)), minibatches=4)
     assert own.run(by_cycle=True) == {}
