@@ -1,4 +1,4 @@
-"""What every page of weft's is around its content: one file that needs no other, and asks for none."""
+"""The frame of every HTML page: one self-contained file that loads nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 def page(*, title: str, style: str, script: str, main: str, data: str = "") -> str:
-    """A whole page; `style` and `script` are files of this package, `data` what stands before the script."""
+    """A complete page. `style` and `script` are files of this package; `data` is inserted before the script."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -19,18 +19,18 @@ def page(*, title: str, style: str, script: str, main: str, data: str = "") -> s
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
 <style>
-{_part(style)}</style>
+{_asset(style)}</style>
 </head>
 <body>
 <main>
 {main}
 </main>
 {data}<script>
-{_part(script)}</script>
+{_asset(script)}</script>
 </body>
 </html>
 """
 
 
-def _part(name: str) -> str:
+def _asset(name: str) -> str:
     return files("weft.draw").joinpath(name).read_text("utf-8")

@@ -12,7 +12,7 @@ import pytest
 
 from weft.draw import html
 from weft.draw.timeline import html_viewer
-from weft.draw.timeline.drawing import FIELDS, Look
+from weft.draw.timeline.drawing import FIELDS, Drawing
 from weft.errors import WeftError
 from weft.schedule import Schedule, Timeline, schedule
 from weft.simulate import Cost, timeline
@@ -21,13 +21,13 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 LOADING = {"src", "href", "srcset", "action", "data", "poster", "background"}
 
 
-def line(name: str, minibatches: int = 3, **cost: float) -> Timeline:
-    one = schedule(name, stages=4, microbatches=4)
-    return timeline(one, Cost.uniform(one, **cost), minibatches=minibatches)  # type: ignore[arg-type]
+def timeline_of(name: str, minibatches: int = 3, **cost: float) -> Timeline:
+    pipe = schedule(name, stages=4, microbatches=4)
+    return timeline(pipe, Cost.uniform(pipe, **cost), minibatches=minibatches)  # type: ignore[arg-type]
 
 
 class Reader(HTMLParser):
-    """What a browser makes of a page: elements, their attributes, their text."""
+    """The elements of a page, with their attributes and texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Reader(HTMLParser):
 
 
 def test_the_page_loads_nothing() -> None:
-    text = html(line("wpipe"), {"bubble": 0.1})
+    text = html(timeline_of("wpipe"), {"bubble": 0.1})
     assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch|XMLHttp|import\(", text)
     for tag, attributes in Reader(text).tags:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")
@@ -69,8 +69,8 @@ def test_the_page_loads_nothing() -> None:
 
 def test_names_and_figures_are_only_text() -> None:
     bad = "</script><b>bold</b><!--<script>"
-    one = Schedule(name=bad, stages=1, microbatches=1, streams=["0F0 0B0"])
-    text = html(timeline(one, minibatches=1), {bad: bad, "& <i>": 1.0})
+    pipe = Schedule(name=bad, stages=1, microbatches=1, streams=["0F0 0B0"])
+    text = html(timeline(pipe, minibatches=1), {bad: bad, "& <i>": 1.0})
     reader = Reader(text)
     assert not {"b", "i"} & {tag for tag, _ in reader.tags}
     assert sum(tag == "script" for tag, _ in reader.tags) == 2
@@ -79,7 +79,7 @@ def test_names_and_figures_are_only_text() -> None:
     assert reader.data()["ranks"] == 1
 
 
-def test_what_is_embedded_can_not_end_its_element() -> None:
+def test_embedded_data_can_not_close_its_element() -> None:
     data = {"</script><!--": ["&lt;", "\u2028"]}
     text = html_viewer._embed(data)
     assert not set("<>&\u2028") & set(text)
@@ -88,31 +88,31 @@ def test_what_is_embedded_can_not_end_its_element() -> None:
 
 @pytest.mark.parametrize("name", ["wpipe", "xpipe", "zb-h1"])
 def test_the_data_are_the_blocks(name: str) -> None:
-    shown = line(name, update=0.3)
-    look, data = Look(shown), Reader(html(shown)).data()
+    shown = timeline_of(name, update=0.3)
+    drawing, data = Drawing(shown), Reader(html(shown)).data()
     strings, columns = data["strings"], data["blocks"]
     assert {len(column) for column in columns.values()} == {len(shown.blocks)}
     assert data["names"] == list(FIELDS)
     assert data["span"] == shown.makespan
     at = 0
-    for row in look.rows:
+    for row in drawing.rows:
         for block in row:
             assert (columns["rank"][at], columns["start"][at], columns["end"][at]) == (
                 block.rank,
                 block.start,
                 block.end,
             )
-            assert strings[columns["label"][at]] == look.label(block.step)
-            assert tuple(strings[one] for one in columns["fields"][at]) == look.fields(block)
-            style = look.style_of(block.step)
+            assert strings[columns["label"][at]] == drawing.label(block.step)
+            assert tuple(strings[field] for field in columns["fields"][at]) == drawing.fields(block)
+            style = drawing.style_of(block.step)
             drawn = data["styles"][columns["style"][at]]
             assert (drawn["fill"], drawn["ink"], drawn["hatch"]) == (style.fill, style.ink, style.hatch)
             assert columns["tone"][at] == block.step.version % len(data["tones"])
             at += 1
 
 
-def test_the_page_can_be_read_without_its_script() -> None:
-    words = Reader(html(line("1f1b", 1), {"steady bubble": 3 / 7, "versions": 1})).words()
+def test_the_page_is_readable_without_its_script() -> None:
+    words = Reader(html(timeline_of("1f1b", 1), {"steady bubble": 3 / 7, "versions": 1})).words()
     assert "1f1b, 4 stages, 4 micro-batches" in words
     assert "1 mini-batch, time 21, 42.9% idle" in words
     assert "steady bubble 0.428571" in words
@@ -120,41 +120,41 @@ def test_the_page_can_be_read_without_its_script() -> None:
     for wanted in ("forward", "backward", "update, makes a version", "idle", "version 1"):
         assert wanted in words
     assert words.count("42.9%") == 1 + 4
-    assert 'id="figures"' not in html(line("1f1b", 1))
+    assert 'id="figures"' not in html(timeline_of("1f1b", 1))
 
 
-def test_too_many_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_blocks_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html_viewer, "LIMIT", 100)
     with pytest.raises(WeftError, match="a page shows at most 100 blocks"):
-        html(line("1f1b"))
+        html(timeline_of("1f1b"))
 
 
 WATCH = """<script>
 window.onerror = (text) => { document.documentElement.dataset.error = text; };
-window.requestAnimationFrame = (draw) => setTimeout(draw, 0);  // a browser without a screen may never show a frame
+window.requestAnimationFrame = (draw) => setTimeout(draw, 0);  // a headless browser may never show a frame
 </script>"""
 USE = """<script>
-const canvas = document.getElementById("canvas"), said = document.documentElement.dataset;
+const canvas = document.getElementById("canvas"), found = document.documentElement.dataset;
 const key = (name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
-said.whole = canvas.dataset.drawn;
-key("ArrowRight"); said.first = document.getElementById("tip").innerText;
-key("ArrowRight"); key("ArrowDown"); said.then = document.getElementById("tip").innerText;
+found.whole = canvas.dataset.drawn;
+key("ArrowRight"); found.first = document.getElementById("tip").innerText;
+key("ArrowRight"); key("ArrowDown"); found.then = document.getElementById("tip").innerText;
 const box = canvas.getBoundingClientRect();
 canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right - 20, clientY: box.top + 60 }));
-said.hover = document.getElementById("tip").innerText;
+found.hover = document.getElementById("tip").innerText;
 canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: -700, clientX: box.right - 16, cancelable: true }));
 document.querySelector("[value=version]").click();
-const look = () => {  // frames come when they come: wait for the one that shows less
-  if (canvas.dataset.drawn === said.whole) { setTimeout(look, 20); return; }
-  said.view = canvas.dataset.view; said.part = canvas.dataset.drawn;
+const wait = () => {  // until the frame after the zoom, which draws fewer blocks
+  if (canvas.dataset.drawn === found.whole) { setTimeout(wait, 20); return; }
+  found.view = canvas.dataset.view; found.part = canvas.dataset.drawn;
 };
-look();
+wait();
 </script>"""
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
 def test_in_a_browser(tmp_path: Path) -> None:
-    shown = line("wpipe", 2)
+    shown = timeline_of("wpipe", 2)
     text = html(shown, {"bubble": 0.125}).replace("<head>", "<head>" + WATCH).replace("</body>", USE + "</body>")
     (tmp_path / "page.html").write_text(text, "utf-8")
     options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
@@ -173,17 +173,17 @@ def test_in_a_browser(tmp_path: Path) -> None:
         check=True,
     )
     reader = Reader(run.stdout)
-    said = next(attributes for tag, attributes in reader.tags if tag == "html")
-    assert "data-error" not in said
+    found = next(attributes for tag, attributes in reader.tags if tag == "html")
+    assert "data-error" not in found
     timed = sum(block.end > block.start for block in shown.blocks)
-    assert int(said["data-whole"]) == timed
-    assert said["data-first"].split()[:2] == ["action", "0F0"]
-    assert said["data-then"].split()[:2] == ["action", "1F0"]  # rank 1 at the time of rank 0's second forward
-    assert said["data-hover"].split()[:2] in (["action", "0B7"], ["action", "0U1"])
-    start, span = map(float, said["data-view"].split())
+    assert int(found["data-whole"]) == timed
+    assert found["data-first"].split()[:2] == ["action", "0F0"]
+    assert found["data-then"].split()[:2] == ["action", "1F0"]  # rank 1 at the time of rank 0's second forward
+    assert found["data-hover"].split()[:2] in (["action", "0B7"], ["action", "0U1"])
+    start, span = map(float, found["data-view"].split())
     assert span < shown.makespan / 3
     assert start + span == pytest.approx(shown.makespan)  # zoomed in around the pointer, at the right end
-    assert 0 < int(said["data-part"]) < timed / 2
+    assert 0 < int(found["data-part"]) < timed / 2
     hidden = {attributes["id"]: "hidden" in attributes for tag, attributes in reader.tags if "id" in attributes}
     assert hidden["by-pass"]
     assert not hidden["by-version"]

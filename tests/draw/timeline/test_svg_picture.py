@@ -18,26 +18,26 @@ from weft.simulate import ChunkCost, Cost, Link, timeline
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def line(name: str, stages: int, microbatches: int, minibatches: int = 2, **cost: float | Link) -> Timeline:
-    one = schedule(name, stages=stages, microbatches=microbatches)
-    return timeline(one, Cost.uniform(one, **cost), minibatches=minibatches)  # type: ignore[arg-type]
+def timeline_of(name: str, stages: int, microbatches: int, minibatches: int = 2, **cost: float | Link) -> Timeline:
+    pipe = schedule(name, stages=stages, microbatches=microbatches)
+    return timeline(pipe, Cost.uniform(pipe, **cost), minibatches=minibatches)  # type: ignore[arg-type]
 
 
 def uneven() -> Timeline:
-    one = schedule("wpipe", stages=2, microbatches=4)
+    pipe = schedule("wpipe", stages=2, microbatches=4)
     costs = tuple(ChunkCost(forward=0.1 + 0.37 * k, backward_input=0.9 - 0.2 * k, update=0.003) for k in range(4))
-    return timeline(one, Cost(chunks=costs, link=Link(latency=0.13)), minibatches=2)
+    return timeline(pipe, Cost(chunks=costs, link=Link(latency=0.13)), minibatches=2)
 
 
 TIMELINES = {
-    "wpipe": line("wpipe", 4, 4),
-    "xpipe": line("xpipe", 4, 4, 3),
-    "zb-h1": line("zb-h1", 4, 6),
-    "update": line("wpipe", 4, 4, update=1.0),
-    "large": line("1f1b", 8, 32),
+    "wpipe": timeline_of("wpipe", 4, 4),
+    "xpipe": timeline_of("xpipe", 4, 4, 3),
+    "zb-h1": timeline_of("zb-h1", 4, 6),
+    "update": timeline_of("wpipe", 4, 4, update=1.0),
+    "large": timeline_of("1f1b", 8, 32),
     "uneven": uneven(),
 }
-every = pytest.mark.parametrize("shown", TIMELINES.values(), ids=TIMELINES)
+all_timelines = pytest.mark.parametrize("shown", TIMELINES.values(), ids=TIMELINES)
 
 
 def blocks(text: str) -> list[ElementTree.Element]:
@@ -49,14 +49,14 @@ def number(element: ElementTree.Element, name: str) -> float:
     return float(element.get(name, "nan"))
 
 
-@every
+@all_timelines
 def test_one_block_for_each_action(shown: Timeline) -> None:
     titles = [block.findtext(f"{SVG}title", "") for block in blocks(svg(shown))]
-    told = [re.match(r"action: (\S+)\n", title) for title in titles]
-    assert sorted(one[1] for one in told if one) == sorted(str(block.step.action) for block in shown.blocks)
+    matches = [re.match(r"action: (\S+)\n", title) for title in titles]
+    assert sorted(match[1] for match in matches if match) == sorted(str(block.step.action) for block in shown.blocks)
 
 
-@every
+@all_timelines
 def test_texts_stay_within_their_blocks(shown: Timeline) -> None:
     sizes = {"l": LABEL, "v": SMALL}
     written = 0
@@ -64,17 +64,17 @@ def test_texts_stay_within_their_blocks(shown: Timeline) -> None:
         rect = block.find(f"{SVG}rect")
         if rect is None:
             continue
-        begin, end = number(rect, "x"), number(rect, "x") + number(rect, "width")
+        start, end = number(rect, "x"), number(rect, "x") + number(rect, "width")
         for text in block.iter(f"{SVG}text"):
             half = text_width(text.text or "", sizes[text.get("class", "")]) / 2
-            assert begin <= number(text, "x") - half
+            assert start <= number(text, "x") - half
             assert number(text, "x") + half <= end
             written += 1
     assert written
 
 
-@every
-def test_nothing_leaves_the_picture_or_overlaps_in_its_rank(shown: Timeline) -> None:
+@all_timelines
+def test_blocks_stay_in_the_picture_and_do_not_overlap(shown: Timeline) -> None:
     text = svg(shown)
     root = ElementTree.fromstring(text)
     width, height = map(float, root.get("viewBox", "").split()[2:])
@@ -82,8 +82,8 @@ def test_nothing_leaves_the_picture_or_overlaps_in_its_rank(shown: Timeline) -> 
     for block in blocks(text):
         rect = block.find(f"{SVG}rect")
         if rect is not None:
-            begin = number(rect, "x")
-            spans.setdefault(number(rect, "y"), []).append((begin, begin + number(rect, "width")))
+            start = number(rect, "x")
+            spans.setdefault(number(rect, "y"), []).append((start, start + number(rect, "width")))
     assert len(spans) == shown.schedule.stages
     assert max(spans) < height
     for row in spans.values():
@@ -124,7 +124,7 @@ def test_equal_timelines_give_equal_bytes() -> None:
 def test_part_of_the_time() -> None:
     shown = TIMELINES["wpipe"]
     text = svg(shown, until=10)
-    actions = {re.match(r"action: (\S+)", one.findtext(f"{SVG}title", ""))[1] for one in blocks(text)}  # type: ignore[index]
+    actions = {re.match(r"action: (\S+)", block.findtext(f"{SVG}title", ""))[1] for block in blocks(text)}  # type: ignore[index]
     assert actions == {str(b.step.action) for b in shown.blocks if b.start < 10 or b.end <= 10}
     assert "the first 10 shown" in text
     assert svg(shown, until=1e9) == svg(shown)
@@ -134,28 +134,28 @@ def test_part_of_the_time() -> None:
 
 def test_a_name_is_only_text() -> None:
     name = "</title><script>alert(1)</script>&\x01" + "x" * 500
-    one = Schedule(name=name, stages=1, microbatches=1, streams=["0F0 0B0"])
-    root = ElementTree.fromstring(svg(timeline(one, minibatches=1)))
+    pipe = Schedule(name=name, stages=1, microbatches=1, streams=["0F0 0B0"])
+    root = ElementTree.fromstring(svg(timeline(pipe, minibatches=1)))
     assert (root.findtext(f"{SVG}title") or "").startswith("</title><script>alert(1)</script>& x")
     assert root.find(f".//{SVG}script") is None
     heading = next(text for text in root.iter(f"{SVG}text") if text.get("font-size") == "18")
     assert text_width(heading.text or "", 18) < float(root.get("viewBox", "").split()[2])
 
 
-def test_too_many_blocks_are_refused() -> None:
+def test_too_many_blocks_raise() -> None:
     with pytest.raises(WeftError, match=rf"at most {LIMIT} blocks \(blocks: 25\d+, .*fewer mini-batches, or a .json"):
-        svg(line("1f1b", 16, 80, 10))
+        svg(timeline_of("1f1b", 16, 80, 10))
 
 
 def test_steps_of_the_axis() -> None:
     assert [round_step(least) for least in (0.7, 1, 1.2, 3, 51, 0.0004)] == pytest.approx([1, 1, 2, 5, 100, 0.0005])
 
 
-def test_update_labels_never_run_into_each_other() -> None:
-    root = ElementTree.fromstring(svg(line("pipedream", 2, 1, 300)))
+def test_update_labels_never_overlap() -> None:
+    root = ElementTree.fromstring(svg(timeline_of("pipedream", 2, 1, 300)))
     labels = [text for text in root.iter(f"{SVG}text") if text.get("class") == "u"]
     assert 20 < len(labels) < 600
-    for one, other in pairwise(labels):
-        if one.get("y") == other.get("y"):
-            halves = text_width(one.text or "", SMALL) / 2 + text_width(other.text or "", SMALL) / 2
-            assert number(other, "x") - number(one, "x") >= halves
+    for label, following in pairwise(labels):
+        if label.get("y") == following.get("y"):
+            halves = text_width(label.text or "", SMALL) / 2 + text_width(following.text or "", SMALL) / 2
+            assert number(following, "x") - number(label, "x") >= halves

@@ -19,9 +19,9 @@ time 0 to 18.5 of 40.5 shown; a file (-o) shows all
 1a forward of micro-batch 1 in the rank's first chunk (b: second), 1A backward, . idle; one column = 0.5"""
 
 
-def line(name: str, stages: int, microbatches: int, minibatches: int, **cost: float) -> Timeline:
-    one = schedule(name, stages=stages, microbatches=microbatches)
-    return timeline(one, Cost.uniform(one, **cost), minibatches=minibatches)  # type: ignore[arg-type]
+def timeline_of(name: str, stages: int, microbatches: int, minibatches: int, **cost: float) -> Timeline:
+    pipe = schedule(name, stages=stages, microbatches=microbatches)
+    return timeline(pipe, Cost.uniform(pipe, **cost), minibatches=minibatches)  # type: ignore[arg-type]
 
 
 def plain(text: str) -> str:
@@ -29,11 +29,11 @@ def plain(text: str) -> str:
 
 
 def test_the_grid_of_the_design() -> None:
-    assert grid(line("wpipe", 4, 4, 3)) == WPIPE
+    assert grid(timeline_of("wpipe", 4, 4, 3)) == WPIPE
 
 
 def test_halves_of_a_backward_and_an_update_that_takes_time() -> None:
-    text = grid(line("zb-h1", 2, 2, 1, update=1.0))
+    text = grid(timeline_of("zb-h1", 2, 2, 1, update=1.0))
     assert text.splitlines()[:2] == ["rank 0  1a 2a .  1i 1w 2i 2w 1U", "rank 1  .  1a 1i 2a 2i 1w 2w 1U"]
     assert text.endswith(
         "1a forward of micro-batch 1 in the rank's first chunk, 1i input gradient, 1w weight gradient, "
@@ -41,8 +41,8 @@ def test_halves_of_a_backward_and_an_update_that_takes_time() -> None:
     )
 
 
-def test_what_takes_no_time_is_not_shown() -> None:
-    assert "U" not in grid(line("1f1b", 2, 2, 1))
+def test_actions_without_duration_are_not_shown() -> None:
+    assert "U" not in grid(timeline_of("1f1b", 2, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_takes_no_time_is_not_shown() -> None:
     ],
 )
 def test_versions_under_each_rank(name: str, versions: list[str]) -> None:
-    text = grid(line(name, 2, 1, 3), versions=True)
+    text = grid(timeline_of(name, 2, 1, 3), versions=True)
     shown = text.splitlines()
     for under, wanted in zip(shown[1:4:2], versions, strict=True):
         assert under == wanted
@@ -70,41 +70,41 @@ def test_versions_under_each_rank(name: str, versions: list[str]) -> None:
 @pytest.mark.parametrize("width", [11, 12, 40, 80, 120, 121, 500])
 @pytest.mark.parametrize("versions", [False, True])
 def test_no_line_is_longer_than_the_width(width: int, versions: bool) -> None:
-    shown = line("xpipe", 4, 4, 3) if width > 11 else line("wpipe", 2, 2, 3)
+    shown = timeline_of("xpipe", 4, 4, 3) if width > 11 else timeline_of("wpipe", 2, 2, 3)
     for text in grid(shown, width=width, versions=versions, colour=True).splitlines():
         assert len(plain(text)) <= width
         assert plain(text) == plain(text).rstrip()
 
 
 def test_cells_are_as_wide_as_what_is_shown() -> None:
-    shown = line("1f1b", 1, 12, 1)
+    shown = timeline_of("1f1b", 1, 12, 1)
     assert grid(shown, width=32).splitlines()[0] == "rank 0  1a 1A 1A 2a 2A 2A 3a 3A"
     assert grid(shown, width=300).splitlines()[0].endswith("11A 12a 12A 12A")
     assert grid(shown, width=32).splitlines()[1] == "time 0 to 8 of 36 shown; a file"
     assert "shown" not in grid(shown, width=300)
 
 
-def test_a_width_without_room_is_refused() -> None:
+def test_too_small_a_width_raises() -> None:
     with pytest.raises(WeftError, match=r"width: 9, needed: 10\); use a width of 10 or more"):
-        grid(line("wpipe", 4, 4, 1), width=9)
-    assert grid(line("wpipe", 4, 4, 1), width=10).startswith("rank 0  1a\nrank 1  .\n")
+        grid(timeline_of("wpipe", 4, 4, 1), width=9)
+    assert grid(timeline_of("wpipe", 4, 4, 1), width=10).startswith("rank 0  1a\nrank 1  .\n")
 
 
 @pytest.mark.parametrize("unit", [0, -1, float("nan"), float("inf")])
-def test_a_column_takes_time(unit: float) -> None:
+def test_a_column_needs_a_duration(unit: float) -> None:
     with pytest.raises(WeftError, match="time of a column"):
-        grid(line("wpipe", 4, 4, 1), unit=unit)
+        grid(timeline_of("wpipe", 4, 4, 1), unit=unit)
 
 
-def test_the_unit_is_the_users() -> None:
-    assert grid(line("1f1b", 1, 2, 1), unit=0.5).startswith("rank 0  1a 1a 1A 1A 1A 1A 2a 2a")
-    assert grid(line("1f1b", 1, 2, 1), unit=3).startswith("rank 0  1A 2A\n")
+def test_a_given_unit_is_used() -> None:
+    assert grid(timeline_of("1f1b", 1, 2, 1), unit=0.5).startswith("rank 0  1a 1a 1A 1A 1A 1A 2a 2a")
+    assert grid(timeline_of("1f1b", 1, 2, 1), unit=3).startswith("rank 0  1A 2A\n")
 
 
 @pytest.mark.parametrize("name", ["wpipe", "zb-h1", "xpipe", "interleaved", "pipedream"])
 @pytest.mark.parametrize("versions", [False, True])
 def test_colour_adds_codes_and_one_line(name: str, versions: bool) -> None:
-    shown = line(name, 4, 4, 3, update=1.0)
+    shown = timeline_of(name, 4, 4, 3, update=1.0)
     coloured = grid(shown, colour=True, versions=versions)
     assert "\x1b[" in coloured
     text, _, last = plain(coloured).rpartition("\n")
@@ -113,20 +113,20 @@ def test_colour_adds_codes_and_one_line(name: str, versions: bool) -> None:
 
 
 def test_colour_shows_the_version_that_is_read() -> None:
-    row = grid(line("1f1b", 1, 1, 2), colour=True).splitlines()[0]
+    row = grid(timeline_of("1f1b", 1, 1, 2), colour=True).splitlines()[0]
     even, odd = re.findall(r"((?:\x1b\[[\d;]+m)+)[12]a", row)
     assert odd == even + "\x1b[4m"
 
 
-def test_two_columns_of_a_block_are_one_bar() -> None:
-    row = grid(line("1f1b", 1, 1, 1), colour=True).splitlines()[0]
+def test_the_columns_of_a_block_are_one_bar() -> None:
+    row = grid(timeline_of("1f1b", 1, 1, 1), colour=True).splitlines()[0]
     assert "m1A 1A\x1b[0m" in row
 
 
-def test_odd_times_and_a_clock_of_its_own() -> None:
-    one = schedule("1f1b", stages=2, microbatches=2)
+def test_arbitrary_times_and_a_shifted_clock() -> None:
+    pipe = schedule("1f1b", stages=2, microbatches=2)
     cost = Cost(chunks=(ChunkCost(forward=0.31), ChunkCost(forward=0.47)))
-    shown = timeline(one, cost, minibatches=1)
+    shown = timeline(pipe, cost, minibatches=1)
     moved = tuple(replace(block, start=block.start + 1e4, end=block.end + 1e4) for block in shown.blocks)
     first = grid(shown).splitlines()
     assert first[0].startswith("rank 0  1a 2a . ")
@@ -135,32 +135,32 @@ def test_odd_times_and_a_clock_of_its_own() -> None:
 
 
 def test_many_ranks_are_aligned() -> None:
-    lines = grid(line("1f1b", 12, 2, 1), width=200).splitlines()
+    lines = grid(timeline_of("1f1b", 12, 2, 1), width=200).splitlines()
     assert lines[0].startswith("rank  0  1a 2a")
     assert lines[11].startswith("rank 11  .  . ")
 
 
-def test_nothing_to_draw_is_refused() -> None:
-    one = schedule("1f1b", stages=2, microbatches=2)
+def test_an_empty_timeline_raises() -> None:
+    pipe = schedule("1f1b", stages=2, microbatches=2)
     with pytest.raises(WeftError, match="at least one block"):
-        grid(Timeline(schedule=one, minibatches=1, blocks=(), makespan=0.0))
+        grid(Timeline(schedule=pipe, minibatches=1, blocks=(), makespan=0.0))
     free = ChunkCost(forward=0, backward_input=0, backward_weight=0)
-    with pytest.raises(WeftError, match="needs time to pass"):
-        grid(timeline(one, Cost(chunks=(free, free)), minibatches=1))
+    with pytest.raises(WeftError, match="needs a duration above 0"):
+        grid(timeline(pipe, Cost(chunks=(free, free)), minibatches=1))
 
 
-def test_blocks_that_can_not_be_are_refused() -> None:
-    shown = line("1f1b", 2, 2, 1)
+def test_impossible_blocks_raise() -> None:
+    shown = timeline_of("1f1b", 2, 2, 1)
     first = shown.blocks[0]
     for wrong in (replace(first, end=-1.0), replace(first, end=float("nan")), replace(first, end=float("inf"))):
-        with pytest.raises(WeftError, match="ends after it starts"):
+        with pytest.raises(WeftError, match="needs a finite start and a finite end"):
             grid(replace(shown, blocks=(wrong,)))
-    with pytest.raises(WeftError, match=r"0F0 on rank 1.*the schedule it ran under"):
+    with pytest.raises(WeftError, match=r"0F0 on rank 1.*the schedule that it ran with"):
         grid(replace(shown, blocks=(replace(first, rank=1),)))
 
 
-def test_a_column_is_a_part_of_a_forward_that_all_times_fit() -> None:
-    """An update of half a forward is never lost between two columns."""
+def test_a_column_is_a_fraction_of_a_forward_that_divides_all_times() -> None:
+    """An update of half a forward is never lost between columns."""
     pipe = schedule("1f1b", stages=2, microbatches=2)
     lines = grid(timeline(pipe, Cost.uniform(pipe, update=0.5), minibatches=2), width=200).splitlines()
     assert lines[0].split().count("1U") == lines[0].split().count("2U") == 1
@@ -168,7 +168,7 @@ def test_a_column_is_a_part_of_a_forward_that_all_times_fit() -> None:
     assert not any("rounded" in line for line in lines)
 
 
-def test_what_does_not_fit_is_said_to_be_rounded() -> None:
+def test_the_legend_mentions_rounded_times() -> None:
     pipe = schedule("1f1b", stages=2, microbatches=2)
     odd = grid(timeline(pipe, Cost.uniform(pipe, backward=2.37), minibatches=1))
     assert "times are rounded to columns of 1; a file (-o) is exact" in odd

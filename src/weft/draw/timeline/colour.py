@@ -1,7 +1,7 @@
-"""Arithmetic of colours, so that contrast and grey prints can be computed, and tested, instead of hoped for.
+"""Colour arithmetic, so that contrast and greyscale rendering can be computed and tested.
 
-Colours are texts such as `#56b4e9` everywhere. `luminance` and `contrast` are those of the WCAG; `lightness` is
-the L* of CIELAB, 0 to 100, about what a grey print shows.
+Colours are strings such as `#56b4e9`. `luminance` and `contrast` follow WCAG; `lightness` is the L* of CIELAB, 0 to
+100, roughly what a greyscale print shows.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from functools import cache
 
-DARK, LIGHT = "#10181f", "#ffffff"  # what is written on light and on dark ground
+DARK, LIGHT = "#10181f", "#ffffff"  # text on light and on dark backgrounds
 
 
 def channels(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
-def mix(one: str, other: str, share: float) -> str:
-    """`one`, with a share of `other` between 0 and 1."""
-    pairs = zip(channels(one), channels(other), strict=True)
+def mix(colour: str, other: str, share: float) -> str:
+    """`colour` with a share of `other`, 0 to 1."""
+    pairs = zip(channels(colour), channels(other), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
@@ -36,31 +36,31 @@ def lightness(colour: str) -> float:
     return _lab(colour)[0]
 
 
-def contrast(one: str, other: str) -> float:
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+def contrast(colour: str, other: str) -> float:
+    high, low = sorted((luminance(colour), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
-def ink(ground: str) -> str:
-    """The better of dark and light to write on a ground."""
-    return max(DARK, LIGHT, key=lambda colour: contrast(colour, ground))
+def ink(background: str) -> str:
+    """The colour of text on a background: dark or light, whichever has more contrast."""
+    return max(DARK, LIGHT, key=lambda colour: contrast(colour, background))
 
 
 @cache
 def terminal(colour: str) -> int:
-    """The terminal's colour that looks nearest, of 256 without the first sixteen: users choose those themselves."""
+    """The closest of the 256 terminal colours, without the first sixteen, which users can redefine."""
     wanted = _lab(colour)
     return min(_TERMINAL, key=lambda code: math.dist(wanted, _lab(_TERMINAL[code])))
 
 
 def terminal_ink(code: int) -> int:
-    """What is written on a colour of the terminal; it may be another than on the colour that was wanted."""
+    """The colour of text on a terminal colour; it can differ from the ink on the exact colour."""
     return terminal(ink(_TERMINAL[code]))
 
 
 @cache
 def _lab(colour: str) -> tuple[float, float, float]:
-    """CIELAB, in which distances are about as large as they look."""
+    """CIELAB, where distances approximate perceived differences."""
     red, green, blue = (_linear(value) for value in channels(colour))
     x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
     y = 0.2126 * red + 0.7152 * green + 0.0722 * blue

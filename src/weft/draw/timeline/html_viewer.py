@@ -1,7 +1,7 @@
-"""The page: one HTML file with everything in it, to zoom into a timeline and ask each block what it is.
+"""The HTML viewer: one self-contained file, to zoom into a timeline and inspect its blocks.
 
-Python decides what is shown (texts, colours, the order of blocks) and hands it over as data; `viewer.js` only
-draws it, so that nothing is derived twice. What a reader needs without a pointer is in the page as text.
+Python decides what is shown (texts, colours, the order of blocks) and embeds it as data; `viewer.js` only draws it, so
+that nothing is derived twice. Summaries are in the page as text, readable without the script.
 """
 
 from __future__ import annotations
@@ -12,11 +12,21 @@ from html import escape
 from typing import Any
 
 from weft.draw.html_page import page
-from weft.draw.timeline.drawing import FIELDS, NIGHT, TONES, Entry, Look, Style, at_most, mark, version
+from weft.draw.timeline.drawing import (
+    DARK_MODE_COLOURS,
+    FIELDS,
+    VERSION_COLOURS,
+    Drawing,
+    LegendEntry,
+    Style,
+    check_block_count,
+    version,
+    version_mark,
+)
 from weft.schedule import Op, Timeline
 from weft.text import format_number
 
-LIMIT = 200_000  # blocks; beyond it the file has tens of megabytes
+LIMIT = 200_000  # blocks; more would give a file of tens of megabytes
 
 _HELP = (
     "Wheel or pinch to zoom, drag to move, hover or tap for details. With the chart focused: arrow keys go from "
@@ -26,72 +36,71 @@ _HELP = (
 
 def html(timeline: Timeline, figures: Mapping[str, object] | None = None) -> str:
     """A self-contained page; `figures` (label -> value) are listed above the chart."""
-    at_most(timeline, LIMIT, "a page")
-    look = Look(timeline)
-    title = escape(look.title)
+    check_block_count(timeline, LIMIT, "a page")
+    drawing = Drawing(timeline)
+    title = escape(drawing.title)
     parts = [
-        f"<header><h1>{title}</h1><p>{escape(look.subtitle)}</p></header>",
+        f"<header><h1>{title}</h1><p>{escape(drawing.subtitle)}</p></header>",
         _figures(figures or {}),
         _toolbar(),
         f'<div id="chart"><canvas id="canvas" tabindex="0" role="application" aria-label="Timeline of {title}" '
         'aria-describedby="help"></canvas><div id="tip" role="status" hidden></div></div>',
-        _legends(look),
+        _legends(drawing),
         f'<p id="help">{_HELP}</p>',
-        _ranks(look),
+        _ranks(drawing),
     ]
-    data = f'<script type="application/json" id="data">{_embed(_data(look))}</script>\n'
-    return page(
-        title=look.title, style="timeline/viewer.css", script="timeline/viewer.js", main="\n".join(parts), data=data
-    )
+    data = f'<script type="application/json" id="data">{_embed(_data(drawing))}</script>\n'
+    main = "\n".join(parts)
+    return page(title=drawing.title, style="timeline/viewer.css", script="timeline/viewer.js", main=main, data=data)
 
 
 def _embed(data: object) -> str:
-    """JSON that can't end the script element it stands in."""
+    """JSON that can't close the script element that contains it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _data(look: Look) -> dict[str, Any]:
-    """What the script draws: a table of blocks by column, texts by their number in `strings`."""
+def _data(drawing: Drawing) -> dict[str, Any]:
+    """The data for the script: the blocks as a table by column, with texts as indices into `strings`."""
     strings: dict[str, int] = {}
     styles: dict[Style, int] = {}
     columns: dict[str, list[Any]] = {
         name: []
         for name in ("rank", "start", "end", "style", "tone", "mark", "label", "version", "microbatch", "fields")
     }
-    for row in look.rows:
+    for row in drawing.rows:
         for block in row:
             step, update = block.step, block.step.action.op == Op.U
             instant = update and block.end == block.start
             values = {
                 "rank": block.rank,
-                "start": block.start - look.begin,
-                "end": block.end - look.begin,
-                "style": styles.setdefault(look.style_of(step), len(styles)),
-                "tone": step.version % len(TONES),
-                "mark": mark(step),
-                "label": _known(strings, look.update(step) if instant else look.label(step)),
-                "version": _known(strings, version(step)),
+                "start": block.start - drawing.start,
+                "end": block.end - drawing.start,
+                "style": styles.setdefault(drawing.style_of(step), len(styles)),
+                "tone": step.version % len(VERSION_COLOURS),
+                "mark": version_mark(step),
+                "label": _index(strings, drawing.update_label(step) if instant else drawing.label(step)),
+                "version": _index(strings, version(step)),
                 "microbatch": -1 if update else step.action.index,
-                "fields": [_known(strings, text) for text in look.fields(block)],
+                "fields": [_index(strings, text) for text in drawing.fields(block)],
             }
             for name, value in values.items():
                 columns[name].append(value)
-    nights = _nights(look)
+    dark_styles = _dark_styles(drawing)
     return {
-        "span": look.span,
-        "ranks": len(look.rows),
+        "span": drawing.span,
+        "ranks": len(drawing.rows),
         "names": FIELDS,
-        "styles": [_style(style) | {"night": _style(nights.get(style, style))} for style in styles],
-        "tones": [_style(Style(tone)) for tone in TONES],
+        "styles": [_style(style) | {"night": _style(dark_styles.get(style, style))} for style in styles],
+        "tones": [_style(Style(fill)) for fill in VERSION_COLOURS],
         "strings": list(strings),
         "blocks": columns,
     }
 
 
-def _known(strings: dict[str, int], text: str) -> int:
+def _index(strings: dict[str, int], text: str) -> int:
     return strings.setdefault(text, len(strings))
 
 
@@ -114,7 +123,9 @@ def _value(value: object) -> str:
 
 def _toolbar() -> str:
     buttons = (("out", "−", "Zoom out"), ("in", "+", "Zoom in"), ("reset", "Show all", "Show all"))
-    shown = "".join(f'<button type="button" id="{name}" title="{told}">{text}</button>' for name, text, told in buttons)
+    shown = "".join(
+        f'<button type="button" id="{name}" title="{title}">{text}</button>' for name, text, title in buttons
+    )
     choices = "".join(
         f'<label><input type="radio" name="colour" value="{value}"{" checked" * (value == "pass")}>{value}</label>'
         for value in ("pass", "version")
@@ -122,56 +133,58 @@ def _toolbar() -> str:
     return f'<div id="toolbar"><div>{shown}</div><fieldset><legend>colour by</legend>{choices}</fieldset></div>'
 
 
-def _legends(look: Look) -> str:
-    """What the colours mean: one list for each way to colour, of which the script shows one."""
-    passes = [_entry(look, entry) for entry in look.legend()]
+def _legends(drawing: Drawing) -> str:
+    """One legend for each way to colour; the script shows one of them."""
+    passes = [_entry(drawing, entry) for entry in drawing.legend()]
     passes.append('<li><span class="swatch idle">.</span>idle</li>')
-    for text, words, one in look.marks():
-        passes.append(f'<li><span class="mark{" dashed" * (one == 2)}">{text}</span>{words}</li>')
-    last = max(block.step.version for block in look.timeline.blocks)
-    tones = [_swatch(Style(tone), f"v{at}", f"version {at}") for at, tone in enumerate(TONES) if at <= last]
-    if last >= len(TONES):
-        tones.append("<li>and so on, from the first colour again</li>")
+    for mark in drawing.version_marks():
+        dashed = " dashed" if mark.kind == 2 else ""
+        passes.append(f'<li><span class="mark{dashed}">{mark.sample}</span>{mark.text}</li>')
+    last = max(block.step.version for block in drawing.timeline.blocks)
+    colours = enumerate(VERSION_COLOURS[: last + 1])
+    versions = [_swatch(Style(fill), f"v{index}", f"version {index}") for index, fill in colours]
+    if last >= len(VERSION_COLOURS):
+        versions.append("<li>and so on, from the first colour again</li>")
     return (
         f'<ul class="legend" id="by-pass">{"".join(passes)}</ul>'
-        f'<ul class="legend" id="by-version" hidden>{"".join(tones)}</ul>'
+        f'<ul class="legend" id="by-version" hidden>{"".join(versions)}</ul>'
     )
 
 
-def _entry(look: Look, entry: Entry) -> str:
+def _entry(drawing: Drawing, entry: LegendEntry) -> str:
     if entry.tick:
-        return f'<li><span class="tick">{entry.sample}</span>{entry.words}</li>'
-    return _swatch(entry.style, entry.sample, entry.words, night=_nights(look).get(entry.style))
+        return f'<li><span class="tick">{entry.sample}</span>{entry.text}</li>'
+    return _swatch(entry.style, entry.sample, entry.text, dark=_dark_styles(drawing).get(entry.style))
 
 
-def _nights(look: Look) -> dict[Style, Style]:
-    """What replaces a style on a dark page."""
-    return {look.style(op, 0): Style(fill) for op, fill in NIGHT.items()}
+def _dark_styles(drawing: Drawing) -> dict[Style, Style]:
+    """The styles that are replaced on a dark page, with their replacements."""
+    return {drawing.style(op, 0): Style(fill) for op, fill in DARK_MODE_COLOURS.items()}
 
 
-def _swatch(style: Style, sample: str, words: str, *, night: Style | None = None) -> str:
-    ground = style.fill
+def _swatch(style: Style, sample: str, text: str, *, dark: Style | None = None) -> str:
+    background = style.fill
     if style.hatch:
         turn = -45 if style.hatch == "/" else 45
-        ground = f"repeating-linear-gradient({turn}deg,{style.line} 0 2px,{style.fill} 2px 6px)"
-    colours = f"--ground:{ground};--ink:{style.ink};--edge:{style.edge}"
-    if night:
-        colours += f";--night-ground:{night.fill};--night-ink:{night.ink}"
-    return f'<li><span class="swatch" style="{colours}">{sample}</span>{words}</li>'
+        background = f"repeating-linear-gradient({turn}deg,{style.line} 0 2px,{style.fill} 2px 6px)"
+    colours = f"--ground:{background};--ink:{style.ink};--edge:{style.edge}"
+    if dark:
+        colours += f";--night-ground:{dark.fill};--night-ink:{dark.ink}"
+    return f'<li><span class="swatch" style="{colours}">{sample}</span>{text}</li>'
 
 
-def _ranks(look: Look) -> str:
+def _ranks(drawing: Drawing) -> str:
     lines = []
-    for share in look.shares():
+    for usage in drawing.usage():
         cells = (
-            str(share.rank),
-            ", ".join(map(str, share.chunks)),
-            str(share.blocks),
-            str(share.updates),
-            format_number(share.busy),
-            f"{share.idle:.1%}",
+            str(usage.rank),
+            ", ".join(map(str, usage.chunks)),
+            str(usage.blocks),
+            str(usage.updates),
+            format_number(usage.busy),
+            f"{usage.idle:.1%}",
         )
-        bar = f'<td class="bar" aria-hidden="true"><div><span style="width:{share.idle:.1%}"></span></div></td>'
+        bar = f'<td class="bar" aria-hidden="true"><div><span style="width:{usage.idle:.1%}"></span></div></td>'
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + bar + "</tr>")
     names = ("rank", "chunks", "actions", "updates", "busy", "idle")
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
