@@ -4,9 +4,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.scripts import Starter
 
 # a busy machine is no failure, and CI looks at the same examples every time
 settings.register_profile(
@@ -59,3 +63,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def starter() -> "Iterator[Starter]":
+    """The process that scripts and commands are forked from."""
+    from tests.scripts import Starter  # imports torch
+
+    process = Starter()
+    try:
+        yield process
+    finally:
+        process.end()

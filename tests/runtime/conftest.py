@@ -3,16 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.scripts import Scripts, Starter
-
-
-@pytest.fixture(scope="session")
-def starter() -> Iterator[Starter]:
-    one = Starter()
-    try:
-        yield one
-    finally:
-        one.end()
+from tests.scripts import Scripts, Starter
 
 
 @pytest.fixture(scope="session")

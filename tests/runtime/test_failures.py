@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.runtime.jobs import eventually
-from tests.runtime.scripts import SOON, TORCHRUN, Done, Script, Scripts, Starter
+from tests.scripts import SOON, TORCHRUN, Done, Script, Scripts, Starter
 from torch import Tensor, nn
 
 import weft

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import pytest
 from tests.runtime.jobs import DEADLINE, none, state
 from tests.runtime.jobs import eventually as eventually
-from tests.runtime.scripts import SOON, TORCHRUN, Scripts
+from tests.scripts import SOON, TORCHRUN, Scripts
 
 from weft.errors import WeftError
 from weft.runtime import stacks

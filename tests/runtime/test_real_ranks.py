@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.runtime.jobs import eventually, listeners
-from tests.runtime.scripts import TORCHRUN, Scripts
+from tests.scripts import TORCHRUN, Scripts
 from torch import Tensor, nn
 
 import weft
