@@ -1,4 +1,4 @@
-"""A model and data of one's own under `weft train`: which arm of a spiral is a point on?
+"""Your own model and data under `weft train`: a classifier of points on the arms of a spiral.
 
 weft train --set model.name=examples/own_model.py:residual --set data.name=examples/own_model.py:spirals
 """
@@ -16,7 +16,7 @@ from weft.train.models import Net
 
 
 class Residual(nn.Module):
-    """A layer that hands on its input, with something added."""
+    """A residual layer: its input plus a small perceptron of it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Residual(nn.Module):
 
 
 def residual(spec: DataSpec, width: int = 64, depth: int = 8) -> Net:
-    """A list of layers, a loss and metrics; `spec` is what the data says of itself."""
+    """Layers, a loss and metrics; `spec` describes the data."""
     layers = [nn.Linear(spec.features, width), *(Residual(width) for _ in range(depth))]
     model = nn.Sequential(*layers, nn.Linear(width, spec.classes))
     return Net(model=model, loss_fn=smoothed, metrics={"accuracy": accuracy})
@@ -43,14 +43,14 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 
 class Points:
-    """What weft asks of a data set: a spec, a fingerprint, a length, and batches by the numbers of their samples."""
+    """The interface of a data set: spec, fingerprint, length, and batches by the indices of their samples."""
 
     def __init__(self, samples: int, arms: int, seed: int) -> None:
-        chance = np.random.default_rng(seed)
-        self._arm = chance.integers(arms, size=samples)
-        along = chance.uniform(0.2, 1.0, size=samples)
-        turn = 2 * np.pi * (along + self._arm / arms)
-        self._place = np.stack([along * np.cos(turn), along * np.sin(turn)], axis=1).astype(np.float32)
+        generator = np.random.default_rng(seed)
+        self._arm = generator.integers(arms, size=samples)
+        radius = generator.uniform(0.2, 1.0, size=samples)
+        angle = 2 * np.pi * (radius + self._arm / arms)
+        self._points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
         self.spec = DataSpec(task="classification", form="values", features=2, classes=arms)
         self.fingerprint = hashlib.sha256(self._arm.tobytes()).hexdigest()[:16]
 
@@ -58,11 +58,12 @@ class Points:
         return len(self._arm)
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> Tensor:
-        """Of the same numbers and draw, the same batch: chance comes from these alone."""
-        place = self._place[indices]
-        if draw is not None:  # in training, a little noise
-            place = place + np.random.default_rng((draw.seed, draw.epoch, int(indices[0]))).normal(0, 0.01, place.shape)
-        return torch.from_numpy(place.astype(np.float32))
+        """A function of its arguments alone: all randomness is seeded from `draw` and `indices`."""
+        points = self._points[indices]
+        if draw is not None:  # training: add a little noise
+            generator = np.random.default_rng((draw.seed, draw.epoch, int(indices[0])))
+            points = points + generator.normal(0, 0.01, points.shape)
+        return torch.from_numpy(points.astype(np.float32))
 
     def targets(self, indices: np.ndarray, draw: Draw | None) -> Tensor:
         return torch.from_numpy(self._arm[indices])

@@ -1,4 +1,4 @@
-"""A schedule of your own: 1F1B without a flush, each backward at the newest weights instead of its forward's.
+"""Your own schedule: 1F1B without a flush; each backward reads the newest weights, not those of its forward.
 
 weft check examples/own_schedule.py:stale --stages 4 --microbatches 4
 """

@@ -1,8 +1,8 @@
-"""A small language model on the text of Python's own library, in a pipeline of two ranks under WPipe.
+"""A small language model on the source code of Python's standard library, trained by two ranks with WPipe.
 
     python examples/train.py [schedule [mini-batches]]
 
-Takes about half a minute on two cores. Under torchrun it joins the ranks that are there:
+It takes about half a minute on two cores. Under torchrun it joins the existing ranks:
 
     torchrun --nproc-per-node 2 examples/train.py
 """
@@ -24,19 +24,19 @@ BATCH, MICROBATCHES = 32, 4
 
 
 class Embed(nn.Module):
-    """Bytes and places to vectors."""
+    """Embeddings of bytes and positions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.bytes, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
 
     def forward(self, text: Tensor) -> Tensor:
-        result: Tensor = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
+        result: Tensor = self.bytes(text) + self.positions(torch.arange(text.shape[1], device=text.device))
         return result
 
 
 class Layer(nn.TransformerEncoderLayer):
-    """Attention to what came before, then a perceptron."""
+    """Causal self-attention, then a perceptron."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True)
@@ -53,7 +53,7 @@ def model() -> nn.Sequential:
 
 
 def batches() -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of the text, the same on every rank; the target is the next byte."""
+    """Random pieces of the text, the same on every rank; the target is the next byte."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     generator = torch.Generator().manual_seed(0)
@@ -83,7 +83,7 @@ def train(schedule: str = "wpipe", minibatches: str = "120") -> None:
             losses[result.minibatch] = result.loss
         if first and number % 20 == 0:
             recent = statistics.mean(list(losses.values())[-20:])
-            print(f"mini-batch {number:4}  loss {recent:.3f}  ({recent / math.log(2):.2f} bits a byte)", flush=True)
+            print(f"mini-batch {number:4}  loss {recent:.3f}  ({recent / math.log(2):.2f} bits per byte)", flush=True)
     report = pipe.report()
     if first:
         print(report)
