@@ -7,7 +7,7 @@ script   run a script, or a module such as torchrun with a script; the ranks tha
 weft     run a command line of weft; ranks are forked
 launch   call `weft.launch`; ranks are forked
 
-A forked rank still runs all that a rank runs (`weft.runtime.rank.serve`). Use "weft" and "launch" where it does not
+A forked rank still runs all that a rank runs (`process.child.serve`). Use "weft" and "launch" where it does not
 matter how ranks start. Nothing has been computed here before a fork, so no thread of torch is lost.
 """
 
@@ -32,7 +32,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-import weft.runtime.launch
+import weft.runtime.process.parent
 
 PATH = sys.path[1:]  # without this folder
 
@@ -135,7 +135,7 @@ def run_launch(order: Mapping[str, Any]) -> None:
 
 
 def fork_ranks() -> None:
-    launching: Any = sys.modules["weft.runtime.launch"]  # the attribute of that name is the function
+    launching: Any = sys.modules["weft.runtime.process.parent"]
     launching.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": Forked})
 
 

@@ -194,7 +194,7 @@ def test_a_run_that_diverges_ends_without_figures(monkeypatch: pytest.MonkeyPatc
     def fails(self: Any, *given: Any) -> None:
         raise WeftError("the loss is a pity")
 
-    monkeypatch.setattr("weft.runtime.worker.Worker._check_loss", fails)
+    monkeypatch.setattr("weft.runtime.engine.worker.Worker._check_loss", fails)
     with pytest.raises(WeftError, match="a pity"):
         trained(run_of("wpipe", 2), quick=True)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import PeerError, RunError, WeftError
-from weft.runtime import stacks
-from weft.runtime.launch import launch
+from weft.runtime.process import hang_dump
+from weft.runtime.process.parent import launch
 
 DEADLINE = 300.0  # seconds, for whatever a test waits for
 
@@ -194,8 +194,8 @@ def asking(peers: list[Any]) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     here = socket.gethostname()
-    everyone = {**dict(enumerate(peers)), 5: (here, gone.pid), 6: ("elsewhere", 7)}
-    stacks.dump(everyone, rank=0, reason="waited 3 s for F3")
+    all_gather = {**dict(enumerate(peers)), 5: (here, gone.pid), 6: ("elsewhere", 7)}
+    hang_dump.dump(all_gather, rank=0, reason="waited 3 s for F3")
     assert state(peers[3][1]) != "T"
 
 

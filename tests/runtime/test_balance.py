@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from weft.errors import WeftError
-from weft.runtime.balance import chunk_layers, layer_parameters, layer_seconds, partition
+from weft.runtime.partition.balance import chunk_layers, layer_parameters, layer_seconds, partition
 
 COUNTS = st.integers(0, 9) | st.integers(0, 10**12)
 TIMES = st.floats(0, 1e6, allow_subnormal=False) | st.sampled_from([1e-300, 1e300, 0.1, 0.2, 0.3])

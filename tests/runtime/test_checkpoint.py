@@ -20,9 +20,9 @@ from tests.runtime.models import WIDTH, batches, loss_fn
 from torch import Tensor, nn
 
 import weft
-from weft.runtime import checkpoint
+from weft.runtime.checkpoint import files
+from weft.runtime.checkpoint.optimizer_state import decode, encode
 from weft.runtime.pipeline import Pipeline
-from weft.runtime.state import decode, encode
 
 CHUNKS = ["chunk-000.safetensors", "chunk-001.safetensors"]
 DATA = batches("mlp", 3)
@@ -78,14 +78,14 @@ def manifest(path: Path, change: Callable[[dict[str, Any]], Any], *, sealed: boo
     change(content)
     if sealed:
         del content["sha256"]
-        (path / "manifest.json").write_text(checkpoint._sealed(content))
+        (path / "manifest.json").write_text(files._sealed(content))
     else:
         (path / "manifest.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def resealed(path: Path) -> None:
     """Make all checksums right, whatever the files hold now."""
-    digests = {name: checkpoint._digest(path / name) for name in ("state.json", *CHUNKS)}
+    digests = {name: files._digest(path / name) for name in ("state.json", *CHUNKS)}
     manifest(path, lambda content: content.update(files=digests))
 
 
@@ -350,7 +350,7 @@ def test_a_damaged_checkpoint_is_refused(
     assert everything(running, tmp_path / "after") == before
     if damage not in (other_names, other_ties, other_trained, state_without_sets):  # whole in themselves
         with pytest.raises(weft.WeftError):
-            checkpoint.inspect(path)
+            files.inspect(path)
 
 
 def everything(pipe: Pipeline, path: Path) -> dict[str, bytes]:
@@ -365,8 +365,8 @@ def test_a_file_that_may_not_be_read(saved: Path, running: Pipeline, monkeypatch
             return digest(path)
         raise PermissionError(13, "Permission denied", str(path))
 
-    digest = checkpoint._digest
-    monkeypatch.setattr(checkpoint, "_digest", locked)
+    digest = files._digest
+    monkeypatch.setattr(files, "_digest", locked)
     with pytest.raises(weft.WeftError, match=r"chunk-001.safetensors can't be read \(Permission denied\)"):
         running.load(saved)
 
@@ -432,7 +432,7 @@ def test_what_is_written(saved: Path, tmp_path: Path) -> None:
     assert sorted(file.name for file in saved.iterdir()) == [*CHUNKS, "manifest.json", "state.json"]
     (tmp_path / "plain").touch()
     assert {file.stat().st_mode for file in saved.iterdir()} == {(tmp_path / "plain").stat().st_mode}
-    facts = checkpoint.inspect(saved)
+    facts = files.inspect(saved)
     assert (facts["format"], facts["version"], facts["weft"]) == ("weft checkpoint", 1, weft.__version__)
     assert (facts["minibatches"], facts["skipped"], facts["extra"]) == (3, 0, {"epoch": 3})
     assert (facts["schedule"], facts["stages"], facts["replicas"]) == ("2bw", 2, 1)
@@ -441,7 +441,7 @@ def test_what_is_written(saved: Path, tmp_path: Path) -> None:
     pipe.save(tmp_path / "again", extra={"epoch": 3})
     for file in saved.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
-    assert equal(checkpoint.read_model(saved), pipe.state_dict())
+    assert equal(files.read_model(saved), pipe.state_dict())
 
 
 def test_a_relative_path_in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +450,7 @@ def test_a_relative_path_in_a_new_folder(tmp_path: Path, monkeypatch: pytest.Mon
     pipe.save("runs/one/first")
     (tmp_path / "latest").symlink_to("runs/one/first")
     pipe.load("latest")
-    assert checkpoint.inspect(tmp_path / "runs/one/first")["extra"] is None
+    assert files.inspect(tmp_path / "runs/one/first")["extra"] is None
 
 
 def test_nothing_is_written_over(saved: Path, tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ def test_what_a_killed_run_left_is_replaced(tmp_path: Path) -> None:
     (tmp_path / ".one.part" / "chunk-007.safetensors").write_text("half")
     trained().save(tmp_path / "one")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
-    assert checkpoint.inspect(tmp_path / "one")["minibatches"] == 3
+    assert files.inspect(tmp_path / "one")["minibatches"] == 3
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +492,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(weft.WeftError, match=r"can't write .*/one: No space left"):
         pipe.save(tmp_path / "one")
     assert seen == [*(f"/.one.part/{name}" for name in (*CHUNKS, "state.json", "manifest.json")), "/.one.part", ""]
-    assert checkpoint.inspect(tmp_path / "one")["minibatches"] == 3
+    assert files.inspect(tmp_path / "one")["minibatches"] == 3
     monkeypatch.setattr(os, "fsync", fsync)
     pipe.save(tmp_path / "two")
     pipe.load(tmp_path / "two")
@@ -547,7 +547,7 @@ def test_what_can_not_be_saved_is_refused(what: str, tmp_path: Path) -> None:
 def test_a_sparse_tensor_is_refused() -> None:
     sparse = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (3,), check_invariants=True)
     with pytest.raises(weft.WeftError, match=r"optimizer/0.weight/sum is a torch.sparse_coo one; keep it dense"):
-        checkpoint.write_tensors(Path("never"), {"optimizer/0.weight/sum": sparse})
+        files.write_tensors(Path("never"), {"optimizer/0.weight/sum": sparse})
 
 
 def test_a_broken_pipeline_is_not_saved(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from tests.runtime.oracle import Delay, Oracle, delays
 from torch import Tensor, nn
 
 import weft
-from weft.runtime.rules import RULES, Given
-from weft.runtime.transport import Virtual
+from weft.runtime.comm.transport import InProcessTransport
+from weft.runtime.update.rules import RULES, Given
 
 MARE, GAPS = weft.cures.PipeMare(anneal=8), weft.cures.GapAware(decay=0.9)
 
@@ -381,10 +381,10 @@ def test_sparse_gradients_and_optimizers_without_a_rate_are_refused() -> None:
 def test_ranks_agree_on_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if another rank had been given another one."""
 
-    def everyone(self: Virtual, mine: Any) -> list[Any]:
+    def all_gather(self: InProcessTransport, mine: Any) -> list[Any]:
         return [mine, mine | {"settings": mine["settings"] | {"cure": "Cure()"}}] if isinstance(mine, dict) else [mine]
 
-    monkeypatch.setattr(Virtual, "everyone", everyone)
+    monkeypatch.setattr(InProcessTransport, "everyone", all_gather)
     with pytest.raises(
         weft.WeftError, match=r"all ranks need the same cure \(rank 0: GapAware\(decay=0.9, eps=1e-08\)"
     ):

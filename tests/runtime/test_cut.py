@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.errors import WeftError
-from weft.runtime.cut import cut, cut_layers
+from weft.runtime.partition.cut import cut, cut_layers
 
 WIDTH = 8
 

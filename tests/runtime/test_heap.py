@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from weft.runtime import heap
+from weft.runtime.process import malloc
 
 glibc = pytest.mark.skipif(
     sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is told"
@@ -17,7 +17,7 @@ glibc = pytest.mark.skipif(
 SCRIPT = """
 import resource, sys
 import torch
-from weft.runtime.heap import keep_freed_memory
+from weft.runtime.process.malloc import keep_freed_memory
 
 if "keep" in sys.argv:
     keep_freed_memory()
@@ -55,5 +55,5 @@ def test_it_does_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     asked: list[object] = []
     monkeypatch.setattr("ctypes.CDLL", asked.append)
-    heap.keep_freed_memory()
+    malloc.keep_freed_memory()
     assert not asked

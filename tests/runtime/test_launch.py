@@ -24,8 +24,8 @@ from tests.runtime.jobs import eventually as eventually
 from tests.scripts import SOON, TORCHRUN, Scripts
 
 from weft.errors import WeftError
-from weft.runtime import stacks
-from weft.runtime.launch import launch
+from weft.runtime.process import hang_dump
+from weft.runtime.process.parent import launch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -162,7 +162,7 @@ def test_a_main_module_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_script_without_a_guard_is_told_so(scripts: Scripts) -> None:
-    done = scripts.run("from weft.runtime.launch import launch\nprint('top')\ndef f(): pass\nlaunch(f, ranks=2)")
+    done = scripts.run("from weft import launch\nprint('top')\ndef f(): pass\nlaunch(f, ranks=2)")
     assert done.code == 1
     assert 1 < len(done.out.splitlines()) <= 3
     last = done.err.splitlines()[-1]
@@ -259,7 +259,7 @@ class Clock:  # that jumps once rank 1 is where it never gets away from
         return time.monotonic() + 1000 * Path("stuck").exists()
 
 if __name__ == "__main__":
-    sys.modules["weft.runtime.launch"].time = Clock()
+    sys.modules["weft.runtime.process.parent"].time = Clock()
     report(none, ranks=2, timeout=900)
 elif os.environ["RANK"] == "1":
     stuck()
@@ -294,7 +294,7 @@ def work():
 
 if __name__ == "__main__":
     if sys.argv[1] == "watching":  # as where the kernel does not help
-        module = sys.modules["weft.runtime.launch"]
+        module = sys.modules["weft.runtime.process.parent"]
         module.BIRTH = module.BIRTH.replace('"linux"', '"other"')
     launch(work, ranks=2)
 elif sys.argv[1] == "importing":
@@ -387,16 +387,16 @@ def test_stacks_of_all_ranks_wherever_they_are(scripts: Scripts) -> None:
         assert f" in {name}\n" in part
         assert ("which was stopped" in part.splitlines()[0]) == (name == "stopping")
         assert "(most recent call first):" in part
-    *_, gone, elsewhere = done.err.splitlines()
+    *_, gone, backward_reads_other_weights = done.err.splitlines()
     assert gone.startswith("weft: rank 5 (pid ")
     assert gone.endswith(") is gone")
-    assert elsewhere.startswith("weft: rank 6 (pid 7) is on another host, elsewhere")
+    assert backward_reads_other_weights.startswith("weft: rank 6 (pid 7) is on another host, elsewhere")
 
 
 def test_a_process_that_does_not_listen_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
         try:
-            stacks.dump({1: (socket.gethostname(), process.pid), 2: ("?", "x")}, rank=0, reason="?")  # type: ignore[dict-item]
+            hang_dump.dump({1: (socket.gethostname(), process.pid), 2: ("?", "x")}, rank=0, reason="?")  # type: ignore[dict-item]
             assert state(process.pid)
         finally:
             process.kill()
@@ -411,9 +411,9 @@ def test_ranks_ask_one_at_a_time(capfd: pytest.CaptureFixture[str], monkeypatch:
         waits.set()
         time.sleep(seconds)
 
-    monkeypatch.setattr(stacks, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    asker = threading.Thread(target=stacks.dump, args=({},), kwargs={"rank": 3, "reason": "waited"}, daemon=True)
-    with stacks._turn(os.getpid()) as mine:
+    monkeypatch.setattr(hang_dump, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    asker = threading.Thread(target=hang_dump.dump, args=({},), kwargs={"rank": 3, "reason": "waited"}, daemon=True)
+    with hang_dump._turn(os.getpid()) as mine:
         assert mine
         asker.start()
         assert waits.wait(DEADLINE)

@@ -19,8 +19,8 @@ from tests.runtime.prediction_oracle import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.runtime.chunk import Chunk, Flight
-from weft.runtime.parameters import ParameterSet
+from weft.runtime.engine.chunk import Chunk, InFlight
+from weft.runtime.weights.parameter_set import ParameterSet
 
 # what the equality is worth: neighbours of the law that it tells apart
 
@@ -201,7 +201,7 @@ def spied(patch: pytest.MonkeyPatch, case: Case) -> list[Read]:
         predict(self, key, ahead)
         origin[id(self.predicted(key))] = self.versions.newest, ahead
 
-    def spy_forward(self: Chunk, index: int, flight: Flight) -> Any:
+    def spy_forward(self: Chunk, index: int, flight: InFlight) -> Any:
         note(self, index, flight.weights[0], is_forward=True)
         return forward(self, index, flight)
 

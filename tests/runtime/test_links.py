@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.errors import PeerError
-from weft.runtime.buffers import ALIGNMENT, Pool, aligned
-from weft.runtime.links import FIRST, MOST_DESCRIPTIONS, Incoming, Lost, Outgoing
-from weft.runtime.messages import Message
-from weft.runtime.nest import flatten, unflatten
-from weft.runtime.shared import Borrower, Lender
+from weft.runtime.comm.buffers import ALIGNMENT, Pool, aligned
+from weft.runtime.comm.links import FIRST, MOST_DESCRIPTIONS, LinkError, ReceiveLink, SendLink
+from weft.runtime.comm.messages import Message
+from weft.runtime.comm.shared_memory import SharedReceiver, SharedSender
+from weft.runtime.tree import flatten, unflatten
 
 LONG = timedelta(seconds=30)  # for what has to come
 SHORT = timedelta(seconds=0.2)  # for what never comes
@@ -56,8 +56,8 @@ class End:
 
     group: dist.ProcessGroup
     control: dist.ProcessGroup
-    outgoing: Outgoing | None
-    incoming: Incoming | None
+    outgoing: SendLink | None
+    incoming: ReceiveLink | None
 
     def meet(self) -> None:
         """Both ends have come this far."""
@@ -263,8 +263,8 @@ def both_ways(end: End) -> int:
     other = 1 - dist.get_rank()
     dist.barrier(group=end.control)
     group = dist.new_group(backend="gloo", timeout=LONG)
-    outgoing = Outgoing(group, other, slots=2, wait=LONG)
-    incoming = Incoming(group, other, slots=2, device=torch.device("cpu"))
+    outgoing = SendLink(group, other, slots=2, wait=LONG)
+    incoming = ReceiveLink(group, other, slots=2, device=torch.device("cpu"))
     for index in range(50):
         size = (index * 977) % 4000
         outgoing.send(of(index, filled(index + dist.get_rank(), size)))
@@ -311,7 +311,7 @@ def aborted_unheard(end: End) -> str:
         end.outgoing.send(of(0, torch.ones(1)))  # takes the only receive
         try:
             end.outgoing.abort(TEXT).wait(SHORT)
-        except Lost as problem:
+        except LinkError as problem:
             said = str(problem)
     end.meet()
     return said
@@ -322,7 +322,7 @@ def nothing_comes(end: End) -> str:
     if end.incoming is not None:
         try:
             end.incoming.receive(SHORT)
-        except Lost as problem:
+        except LinkError as problem:
             said = str(problem)
     end.meet()
     return said
@@ -336,7 +336,7 @@ def nobody_reads(end: End) -> list[Any]:
             for index in range(20):
                 said = [index]
                 end.outgoing.send(of(index, torch.ones(1)))
-        except Lost as problem:
+        except LinkError as problem:
             said.append(str(problem))
     end.meet()
     return said
@@ -382,7 +382,9 @@ def run_cases() -> dict[str, tuple[str, Any]]:
         end = End(
             group=group,
             control=control,
-            outgoing=Outgoing(group, 1, slots=slots, wait=wait, lender=Lender() if shares else None) if sends else None,
+            outgoing=SendLink(group, 1, slots=slots, wait=wait, lender=SharedSender() if shares else None)
+            if sends
+            else None,
             incoming=None if sends else _incoming(group, slots, int(sender) if shares else None),
         )
         try:
@@ -393,9 +395,9 @@ def run_cases() -> dict[str, tuple[str, Any]]:
     return found
 
 
-def _incoming(group: dist.ProcessGroup, slots: int, sender: int | None) -> Incoming:
-    borrower = None if sender is None else Borrower(sender)
-    return Incoming(group, 0, slots=slots, device=torch.device("cpu"), borrower=borrower)
+def _incoming(group: dist.ProcessGroup, slots: int, sender: int | None) -> ReceiveLink:
+    borrower = None if sender is None else SharedReceiver(sender)
+    return ReceiveLink(group, 0, slots=slots, device=torch.device("cpu"), borrower=borrower)
 
 
 @pytest.fixture(scope="module")

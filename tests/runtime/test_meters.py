@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import weft
 from weft.draw import grid, html, svg, trace
 from weft.errors import WeftError
-from weft.runtime.meters import WINDOW, Meter
+from weft.runtime.engine.meters import WINDOW, Meter
 from weft.runtime.report import Report
 from weft.schedule import Block, Op, Program, Step, Timeline, lower
 from weft.simulate import CATEGORIES
@@ -86,7 +86,7 @@ def program_of(pipe: weft.Pipeline) -> Program:
 def test_a_meter_splits_time_into_busy_updating_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """All between two actions is waiting; an update that was put off is updating, wherever it is made."""
     clock = iter([100, 110, 130, 135, 140, 150, 157, 200])
-    monkeypatch.setattr("weft.runtime.meters.monotonic_ns", lambda: next(clock))
+    monkeypatch.setattr("weft.runtime.engine.meters.monotonic_ns", lambda: next(clock))
     forward, update = next(steps_of("gpipe", Op.F)), next(steps_of("gpipe", Op.U))
     meter = Meter()
     meter.begin_cycle(first=True)  # 100

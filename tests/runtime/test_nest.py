@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.runtime.nest import TENSOR, batch_size, flatten, from_json, over, pieces, unflatten
+from weft.runtime.tree import TENSOR, batch_size, flatten, from_json, map_tensors, pieces, unflatten
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 LEAVES = PLAIN | st.integers(0, 3).map(lambda size: torch.full((size,), float(size)))
@@ -97,7 +97,7 @@ def test_what_no_message_can_carry(value: Any, name: str) -> None:
 def test_over_changes_tensors_alone() -> None:
     x = torch.ones(2)
     nest = {"x": x, "rest": [None, 2.5, ("text", torch.full((), 3))]}
-    doubled = over(lambda tensor: tensor * 2, nest)
+    doubled = map_tensors(lambda tensor: tensor * 2, nest)
     assert doubled["x"].tolist() == [2, 2]
     assert doubled["rest"][2][1].item() == 6
     assert doubled["rest"][:2] == [None, 2.5]

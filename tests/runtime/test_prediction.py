@@ -14,8 +14,8 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, Optimize
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import weft
-from weft.runtime.prediction import Choice, Predictions, Predictor, SchedulerMaker
-from weft.runtime.rules import RULES
+from weft.runtime.update.prediction import Choice, Predictions, Predictor, SchedulerMaker
+from weft.runtime.update.rules import RULES
 
 Maker: TypeAlias = Callable[[list[Parameter]], Optimizer]
 LR = 0.05

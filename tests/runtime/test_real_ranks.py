@@ -23,8 +23,8 @@ from tests.scripts import TORCHRUN, Scripts
 from torch import Tensor, nn
 
 import weft
-from weft.runtime.links import Incoming, Outgoing
-from weft.runtime.transport import Processes
+from weft.runtime.comm.links import ReceiveLink, SendLink
+from weft.runtime.comm.transport import ProcessTransport
 
 ROOT = str(Path(__file__).parents[2])
 WIDTH, WORDS, ROWS, STEPS = 16, 16, 8, 6
@@ -271,9 +271,9 @@ def long_run(schedule: str, **options: Any) -> list[dict[str, int]]:
 
 def sizes(pipe: weft.Pipeline) -> dict[str, int]:
     transport = pipe._transport
-    assert isinstance(transport, Processes)
+    assert isinstance(transport, ProcessTransport)
     (worker,) = transport.workers
-    links: list[Outgoing | Incoming] = [*transport._outgoing.values(), *transport._incoming.values()]
+    links: list[SendLink | ReceiveLink] = [*transport._outgoing.values(), *transport._incoming.values()]
     gc.collect()
     return left(pipe) | {
         "buffers": sum(link._pool.nbytes for link in links),

@@ -35,7 +35,7 @@ from torch.nn import functional
 
 import weft
 from weft.errors import WeftError
-from weft.runtime.cut import cut_layers
+from weft.runtime.partition.cut import cut_layers
 
 # Learning rates
 
@@ -474,7 +474,7 @@ def test_hugging_face_models_train(name: str, monkeypatch: pytest.MonkeyPatch) -
         layers.extend(copy.deepcopy(found))  # as they are before they are trained
         return found
 
-    monkeypatch.setattr("weft.runtime.layers.cut_layers", keep)
+    monkeypatch.setattr("weft.runtime.partition.layers.cut_layers", keep)
     pipe = pipeline(model, schedule="wpipe", **options)
     state = train(pipe, data)
     oracle = Oracle(

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 import weft
-from weft.runtime import checkpoint
-from weft.runtime.cures.base import Treatment
-from weft.runtime.cures.gapaware import _Damped
-from weft.runtime.cures.pipemare import _Rescheduled
+from weft.runtime.checkpoint import files
 from weft.runtime.pipeline import Pipeline
-from weft.runtime.prediction import Predictor, _Ahead
+from weft.runtime.update.cures.base import Treatment
+from weft.runtime.update.cures.gapaware import _Damped
+from weft.runtime.update.cures.pipemare import _Rescheduled
+from weft.runtime.update.prediction import Predictor, _Ahead
 
 ROOT = str(Path(__file__).parents[2])
 BEFORE, AFTER = 3, 3  # mini-batches
@@ -251,7 +251,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(case: Case, tmp_path: Path) -> Non
     assert found["result"][1:3] == (BEFORE + AFTER - 1, len(case.bad))
     for what in expected:
         assert equal(expected[what], found[what]), what
-    assert not equal(expected["weights"], checkpoint.read_model(tmp_path / "saved"))
+    assert not equal(expected["weights"], files.read_model(tmp_path / "saved"))
 
 
 def test_a_pipeline_that_has_trained_goes_back(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_another_schedule_goes_on(model: str, optimizer: str, tmp_path: Path) ->
     loaded.load(tmp_path / "saved")
     assert equal(loaded.state_dict(), saved.state_dict())
     assert equal(states(loaded), states(saved))
-    assert equal(dict(saved.state_dict()), checkpoint.read_model(tmp_path / "saved"))
+    assert equal(dict(saved.state_dict()), files.read_model(tmp_path / "saved"))
     given.load_state_dict(saved.state_dict())
     by_name = states(saved)
     for one in (one for built in given._built.values() for one in built.chunk.sets):
@@ -379,13 +379,13 @@ def on_two_ranks(folder: str) -> dict[str, Any]:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    def damaged(self: checkpoint.Checkpoint, file: str) -> None:
+    def damaged(self: files.Checkpoint, file: str) -> None:
         self.refuse(file, "was altered")
 
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
-            patch.setattr(checkpoint, "save_file", full)
-            patch.setattr(checkpoint.Checkpoint, "verify", damaged)
+            patch.setattr(files, "save_file", full)
+            patch.setattr(files.Checkpoint, "verify", damaged)
         refusals.append(refusal(functools.partial(pipe.save, path / "full")))
         refusals.append(refusal(functools.partial(pipe.load, path / "saved")))
     after = advance(pipe, data[BEFORE:])["weights"]

@@ -11,8 +11,8 @@ from torch.nn import Parameter
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, RAdam, RMSprop
 
 import weft
-from weft.runtime.prediction import Choice, Predictor
-from weft.runtime.rules import RULES, Given
+from weft.runtime.update.prediction import Choice, Predictor
+from weft.runtime.update.rules import RULES, Given
 
 LR = 0.05
 

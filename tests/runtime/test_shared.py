@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 import weft
-from weft.runtime import shared
-from weft.runtime.buffers import ALIGNMENT
-from weft.runtime.shared import FREE, HELD, SENT, Borrower, Lender, Offer
+from weft.runtime.comm import shared_memory
+from weft.runtime.comm.buffers import ALIGNMENT
+from weft.runtime.comm.shared_memory import FREE, HELD, SENT, Offer, SharedReceiver, SharedSender
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux")
 
 
 def test_a_piece_is_read_where_it_was_written() -> None:
-    lender, borrower = Lender(), Borrower(os.getpid())
+    lender, borrower = SharedSender(), SharedReceiver(os.getpid())
     piece = lender.take(1000)
     assert piece is not None
     piece.flat[:1000] = torch.arange(1000) % 251
@@ -33,7 +33,7 @@ def test_a_piece_is_read_where_it_was_written() -> None:
 
 
 def test_a_piece_is_taken_again_when_its_last_view_is_gone_and_not_before() -> None:
-    lender, borrower = Lender(), Borrower(os.getpid())
+    lender, borrower = SharedSender(), SharedReceiver(os.getpid())
     first = lender.take(5000)
     assert first is not None
     assert first.state == SENT
@@ -50,7 +50,7 @@ def test_a_piece_is_taken_again_when_its_last_view_is_gone_and_not_before() -> N
 
 
 def test_a_free_piece_that_is_too_small_grows_and_is_mapped_anew() -> None:
-    lender, borrower = Lender(), Borrower(os.getpid())
+    lender, borrower = SharedSender(), SharedReceiver(os.getpid())
     piece = lender.take(100)
     assert piece is not None
     borrower.take(piece.number, piece.size)
@@ -61,7 +61,7 @@ def test_a_free_piece_that_is_too_small_grows_and_is_mapped_anew() -> None:
 
 
 def test_the_smallest_piece_that_fits_is_taken() -> None:
-    lender = Lender()
+    lender = SharedSender()
     pieces = [lender.take(size) for size in (3000, 1000, 2000)]
     for piece in pieces:
         assert piece is not None
@@ -71,7 +71,7 @@ def test_the_smallest_piece_that_fits_is_taken() -> None:
 
 
 def test_bytes_are_told_until_the_borrower_holds_them() -> None:
-    lender, borrower = Lender(), Borrower(os.getpid())
+    lender, borrower = SharedSender(), SharedReceiver(os.getpid())
     piece = lender.take(64_000)
     assert piece is not None
     assert lender.nbytes == 64_000
@@ -87,11 +87,11 @@ def test_without_memory_there_is_no_piece(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert Lender().take(1000) is None
+    assert SharedSender().take(1000) is None
 
 
 def test_descriptors_go_with_their_lender() -> None:
-    lender = Lender()
+    lender = SharedSender()
     piece = lender.take(1000)
     assert piece is not None
     number = piece.number
@@ -105,7 +105,7 @@ def test_descriptors_go_with_their_lender() -> None:
 
 
 def test_an_offer_can_be_read_by_whoever_may_open_it() -> None:
-    with shared.offered() as offer:
+    with shared_memory.offered() as offer:
         assert offer.readable()
         assert not dataclasses.replace(offer, token="00" * 16).readable()  # another process has that number
         assert not dataclasses.replace(offer, host="elsewhere").readable()
@@ -114,12 +114,12 @@ def test_an_offer_can_be_read_by_whoever_may_open_it() -> None:
 
 
 def test_an_environment_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with shared.offered() as offer:
-        monkeypatch.setenv(shared.SWITCH, "0")
+    with shared_memory.offered() as offer:
+        monkeypatch.setenv(shared_memory.SWITCH, "0")
         assert not offer.readable()
-    with shared.offered() as nothing:
-        assert nothing == Offer(host=shared.host(), pid=os.getpid())
-    monkeypatch.delenv(shared.SWITCH)
+    with shared_memory.offered() as nothing:
+        assert nothing == Offer(host=shared_memory.host(), pid=os.getpid())
+    monkeypatch.delenv(shared_memory.SWITCH)
     assert not nothing.readable()
 
 
@@ -130,7 +130,7 @@ def trained() -> list[tuple[bool, list[list[float]]]]:
     """With memory that is shared and without: whether it was, and the weights after some updates."""
     found = []
     for switch in ("1", "0"):
-        os.environ[shared.SWITCH] = switch
+        os.environ[shared_memory.SWITCH] = switch
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
         schedule = weft.schedule("wpipe", stages=2, microbatches=4)

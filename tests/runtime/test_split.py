@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from weft.runtime.split import SplitBackward
+from weft.runtime.engine.split_backward import SplitBackward
 
 ROWS, WIDTH = 3, 8
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
-from weft.runtime.staleness import KEPT, Staleness, distance
+from weft.runtime.engine.staleness import KEPT, Staleness, distance
 
 LR, MOMENTUM, ROWS, UPDATES = 0.1, 0.9, 8, 7
 

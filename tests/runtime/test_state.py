@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.errors import WeftError
-from weft.runtime.parameters import ParameterSet
+from weft.runtime.weights.parameter_set import ParameterSet
 
 SCHEDULES = [*SYNCHRONOUS, *ASYNCHRONOUS]
 State = dict[str, Tensor]

@@ -21,8 +21,8 @@ from tests.runtime.test_launch import eventually
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.runtime.settlement import Settlement, Settler
-from weft.runtime.sums import Group, Member, Parts, Sums
+from weft.runtime.weights.all_reduce import Group, Member, Parts, Sums
+from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
 
 LONG = 60.0  # seconds, for what has to come
 A, B, C = (0, 0, 0), (0, 1, 0), (0, 2, 0)
@@ -66,9 +66,9 @@ def result(future: Future[Parts]) -> Parts:
 def test_parts_are_added_in_the_order_of_the_members(order: tuple[int, ...]) -> None:
     """Whoever comes first; else the sum would depend on the order of work, and holders of one weight could differ."""
     parts = [torch.tensor([1e8]), torch.tensor([3.0]), torch.tensor([-1e8])]
-    everyone = group(A, B, C)
+    all_gather = group(A, B, C)
     sums = Sums({A, B, C}, {})
-    futures = [sums.add(everyone, 0, (A, B, C)[one], [parts[one]]) for one in order]
+    futures = [sums.add(all_gather, 0, (A, B, C)[one], [parts[one]]) for one in order]
     for future in futures:
         assert torch.equal(result(future)[0], parts[0] + parts[1] + parts[2])
     assert not torch.equal(parts[0] + parts[1] + parts[2], parts[0] + parts[2] + parts[1])
@@ -127,7 +127,7 @@ def test_processes_add_up_what_their_members_have_added() -> None:
     """One all-reduce for each dtype, whatever the number and the shapes of tensors."""
     meeting = Meeting(2)
     first, second = processes({"all": meeting}, {A, B}, {C})
-    everyone = group(A, B, C)
+    all_gather = group(A, B, C)
 
     def part(number: float) -> Parts:
         return [
@@ -139,9 +139,9 @@ def test_processes_add_up_what_their_members_have_added() -> None:
         ]
 
     futures = [
-        first.add(everyone, 0, A, part(1.0)),
-        second.add(everyone, 0, C, part(100.0)),
-        first.add(everyone, 0, B, part(10.0)),
+        first.add(all_gather, 0, A, part(1.0)),
+        second.add(all_gather, 0, C, part(100.0)),
+        first.add(all_gather, 0, B, part(10.0)),
     ]
     for future in futures:
         for tensor, like in zip(result(future), part(111.0), strict=True):
@@ -191,28 +191,28 @@ def test_a_failure_of_an_all_reduce_reaches_whoever_waits(problem: BaseException
 # Settlements
 
 
-def settle(settler: Settler, settlements: dict[Member, Settlement]) -> None:
+def settle(gradient_sync: GradientSync, settlements: dict[Member, PendingUpdate]) -> None:
     """Begin all of them, the last one first, and wait for their ends."""
     for member, settlement in reversed(settlements.items()):
-        settler.begin(member, settlement)
+        gradient_sync.begin(member, settlement)
     for settlement in settlements.values():
         settlement.done.result(LONG)
 
 
 def settlement(
     *gradients: Tensor | None, like: Sequence[Tensor] = (), loss: float = 0.0, skip: bool = False
-) -> Settlement:
+) -> PendingUpdate:
     """`like` are the parameters, needed where a gradient is missing."""
     parameters = like or [gradient for gradient in gradients if gradient is not None]
-    return Settlement(minibatch=0, parameters=parameters, gradients=list(gradients), loss=loss, skip=skip)
+    return PendingUpdate(minibatch=0, parameters=parameters, gradients=list(gradients), loss=loss, skip=skip)
 
 
-def settler(local: set[Member], **options: Any) -> Settler:
+def gradient_sync(local: set[Member], **options: Any) -> GradientSync:
     settings: dict[str, Any] = {"replicas": 1, "clip_norm": None, "averages": {}, "ties": {}, "norms": {}}
-    return Settler(sums=options.pop("sums", Sums(local, {})), **(settings | options))
+    return GradientSync(sums=options.pop("sums", Sums(local, {})), **(settings | options))
 
 
-def gradients(found: Settlement) -> list[Tensor]:
+def gradients(found: PendingUpdate) -> list[Tensor]:
     assert all(one is not None for one in found.gradients)
     return [one for one in found.gradients if one is not None]
 
@@ -220,7 +220,7 @@ def gradients(found: Settlement) -> list[Tensor]:
 def test_replicas_are_averaged_with_their_losses() -> None:
     members = [(replica, 0, 0) for replica in range(4)]
     replicas = dict.fromkeys(members, group(*members))
-    one = settler(set(members), replicas=4, averages=replicas)
+    one = gradient_sync(set(members), replicas=4, averages=replicas)
     found = {member: settlement(torch.full((2,), 2.0 * number), loss=number) for number, member in enumerate(members)}
     settle(one, found)
     for member in members:
@@ -233,7 +233,7 @@ def test_replicas_are_averaged_with_their_losses() -> None:
 def test_one_replica_that_skips_makes_all_skip() -> None:
     """Else their weights would part."""
     members = [(replica, 0, 0) for replica in range(3)]
-    one = settler(set(members), replicas=3, averages=dict.fromkeys(members, group(*members)))
+    one = gradient_sync(set(members), replicas=3, averages=dict.fromkeys(members, group(*members)))
     found = {member: settlement(torch.ones(1), skip=member[0] == 1, loss=float("nan")) for member in members}
     settle(one, found)
     assert all(each.skip for each in found.values())
@@ -241,7 +241,7 @@ def test_one_replica_that_skips_makes_all_skip() -> None:
 
 def test_tied_gradients_are_added_and_equal_to_the_bit() -> None:
     members = [(0, chunk, 1) for chunk in (0, 3)]
-    one = settler(set(members), ties=dict.fromkeys(members, group(*members)))
+    one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     torch.manual_seed(0)
     parts = [torch.randn(50, 7) for _ in members]
     found = {member: settlement(part.clone()) for member, part in zip(members, parts, strict=True)}
@@ -254,7 +254,7 @@ def test_a_missing_gradient_counts_as_nought_unless_nobody_has_it() -> None:
     """A member must bring as many tensors as the others, in which the same parameter had a gradient; what no loss
     depends on is left alone by optimizers, and must stay without one."""
     members = [(0, chunk, 1) for chunk in (0, 3)]
-    one = settler(set(members), ties=dict.fromkeys(members, group(*members)))
+    one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     like = [torch.empty(2, 2), torch.empty(3), torch.empty(1)]
     found = {
         members[0]: settlement(None, torch.ones(3), None, like=like),
@@ -272,7 +272,7 @@ def test_a_missing_gradient_counts_as_nought_unless_nobody_has_it() -> None:
 
 def test_sparse_gradients_are_refused() -> None:
     members = [(0, chunk, 1) for chunk in (0, 3)]
-    one = settler(set(members), ties=dict.fromkeys(members, group(*members)))
+    one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     with pytest.raises(WeftError, match="sparse gradients can't be averaged, tied or clipped"):
         one.begin(members[0], settlement(torch.ones(2).to_sparse()))
 
@@ -281,7 +281,7 @@ def test_sparse_gradients_are_refused() -> None:
 def test_one_norm_is_clipped_over_all_chunks(limit: float) -> None:
     """As torch clips the whole model; a norm within the limit leaves every bit as it is."""
     members = [(0, chunk, 0) for chunk in range(3)]
-    one = settler(set(members), clip_norm=limit, norms=dict.fromkeys(members, group(*members)))
+    one = gradient_sync(set(members), clip_norm=limit, norms=dict.fromkeys(members, group(*members)))
     torch.manual_seed(0)
     parts = {member: [torch.randn(4, 3), torch.randn(5)] for member in members}
     plain = [torch.nn.Parameter(torch.zeros_like(part)) for tensors in parts.values() for part in tensors]
@@ -302,12 +302,12 @@ def test_one_norm_is_clipped_over_all_chunks(limit: float) -> None:
 def test_tied_weights_count_once_in_a_norm() -> None:
     """Chunks 0 and 2 share a weight of gradient 3 together; chunk 1 has one of its own, 4: the norm is 5."""
     tied, own = [(0, 0, 0), (0, 2, 0)], (0, 1, 0)
-    everyone = group(tied[0], own, tied[1], name="norm")
-    one = settler(
+    all_gather = group(tied[0], own, tied[1], name="norm")
+    one = gradient_sync(
         {*tied, own},
         clip_norm=1.0,
         ties=dict.fromkeys(tied, group(*tied, name="tied")),
-        norms=dict.fromkeys([*tied, own], everyone),
+        norms=dict.fromkeys([*tied, own], all_gather),
     )
     found = {
         tied[0]: settlement(torch.tensor([1.0])),
@@ -334,7 +334,7 @@ def test_means_come_before_ties_and_ties_before_norms_over_processes() -> None:
     norm = total.norm().item()
     found = {member: settlement(parts[member].clone(), loss=float(member[0])) for member in members}
     settlers = {
-        member: settler(
+        member: gradient_sync(
             {member},
             sums=Sums(
                 {member},
@@ -363,7 +363,7 @@ def test_a_failure_on_the_way_reaches_whoever_waits_for_the_settlement() -> None
     mean, tie = Meeting(1), Meeting(1)
     tie.failure = ConnectionError("rank 3 is gone")
     sums = Sums({A}, {"mean": mean.all_reduce, "tie": tie.all_reduce})
-    one = settler({A}, sums=sums, averages={A: group(A, name="mean")}, ties={A: group(A, name="tie")})
+    one = gradient_sync({A}, sums=sums, averages={A: group(A, name="mean")}, ties={A: group(A, name="tie")})
     found = settlement(torch.ones(2))
     one.begin(A, found)
     with pytest.raises(ConnectionError, match="rank 3 is gone"):
@@ -374,7 +374,7 @@ def test_a_failure_on_the_way_reaches_whoever_waits_for_the_settlement() -> None
 
 def test_what_goes_wrong_after_a_sum_reaches_the_waiter_too() -> None:
     """Such as a gradient that can't be divided."""
-    one = settler({A}, replicas=2, averages={A: group(A)})
+    one = gradient_sync({A}, replicas=2, averages={A: group(A)})
     found = settlement(torch.ones(2, dtype=torch.int64))
     one.begin(A, found)
     with pytest.raises(RuntimeError, match="can't be cast"):
@@ -392,7 +392,7 @@ def test_lanes_end_with_their_sums() -> None:
     """Building one pipeline after the other in a process must not leave a thread for each."""
     before = lanes()
     meetings = {name: Meeting(1) for name in "abc"}
-    one = settler({A}, sums=Sums({A}, {name: meeting.all_reduce for name, meeting in meetings.items()}))
+    one = gradient_sync({A}, sums=Sums({A}, {name: meeting.all_reduce for name, meeting in meetings.items()}))
     assert lanes() == before + 3
     del one
     gc.collect()
@@ -402,7 +402,7 @@ def test_lanes_end_with_their_sums() -> None:
 def test_lanes_end_after_they_were_used() -> None:
     """What a lane has done must not hold on to whoever asked for it."""
     before = lanes()
-    one = settler({A}, sums=Sums({A}, {"mean": Meeting(1).all_reduce}), averages={A: group(A, name="mean")})
+    one = gradient_sync({A}, sums=Sums({A}, {"mean": Meeting(1).all_reduce}), averages={A: group(A, name="mean")})
     found = settlement(torch.ones(2))
     settle(one, {A: found})
     assert lanes() == before + 1

@@ -16,7 +16,7 @@ from torch.nn import Parameter, functional
 from torch.utils.checkpoint import checkpoint
 
 import weft
-from weft.runtime.swapping import Swapping
+from weft.runtime.engine.weight_substitution import WeightSubstitution
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(7))  # batch, length or channels, width
 PICTURES = X.reshape(4, 2, 3, 8)
@@ -136,7 +136,7 @@ def plain(name: str) -> list[Tensor | None]:
 def swapped(name: str) -> list[Tensor | None]:
     """The same by name; the forward's weights are spoilt, and nobody may notice."""
     layer, others, inputs = case(name)
-    leaves, swapping, outputs = list(layer.parameters()), Swapping(), []
+    leaves, swapping, outputs = list(layer.parameters()), WeightSubstitution(), []
     for one in inputs:
         swapping.know([leaves])
         with swapping.hooks():
@@ -162,7 +162,7 @@ def test_at_the_same_weights_it_is_an_ordinary_backward(name: str) -> None:
     found = []
     for swaps in (False, True):
         layer, _, inputs = case(name)
-        leaves, swapping = list(layer.parameters()), Swapping()
+        leaves, swapping = list(layer.parameters()), WeightSubstitution()
         swapping.know([leaves])
         swapping.read([leaves])
         for one in inputs:
@@ -180,7 +180,7 @@ def test_what_is_computed_from_weights_is_that_of_the_forward() -> None:
     torch.manual_seed(1)
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
     before = copy.deepcopy(layer)
-    leaves, swapping, x = list(layer.parameters()), Swapping(), X.clone().requires_grad_()
+    leaves, swapping, x = list(layer.parameters()), WeightSubstitution(), X.clone().requires_grad_()
     swapping.know([leaves])
     with swapping.hooks():
         output = layer(x)
@@ -197,7 +197,7 @@ def test_what_is_computed_from_weights_is_that_of_the_forward() -> None:
 
 
 def test_several_sets_of_parameters() -> None:
-    first, second, swapping = nn.Linear(8, 8), nn.Linear(8, 8), Swapping()
+    first, second, swapping = nn.Linear(8, 8), nn.Linear(8, 8), WeightSubstitution()
     swapping.know([list(first.parameters()), list(second.parameters())])
     x = X.clone().requires_grad_()
     with swapping.hooks():
@@ -209,7 +209,7 @@ def test_several_sets_of_parameters() -> None:
 
 
 def test_what_is_saved_is_counted_without_weights() -> None:
-    layer, saved, swapping = nn.Linear(8, 5, bias=False), set[tuple[int, int]](), Swapping()
+    layer, saved, swapping = nn.Linear(8, 5, bias=False), set[tuple[int, int]](), WeightSubstitution()
     swapping.know([list(layer.parameters())])
     x = X.clone().requires_grad_()
     with swapping.hooks(saved):
@@ -221,7 +221,7 @@ def test_what_is_saved_is_counted_without_weights() -> None:
 
 
 def test_a_saved_activation_that_is_changed_in_place_is_refused() -> None:
-    layer, swapping = nn.Linear(8, 8), Swapping()
+    layer, swapping = nn.Linear(8, 8), WeightSubstitution()
     swapping.know([list(layer.parameters())])
     swapping.read([list(layer.parameters())])
     with swapping.hooks():
@@ -234,11 +234,11 @@ def test_a_saved_activation_that_is_changed_in_place_is_refused() -> None:
 def test_parameters_of_one_storage_are_refused() -> None:
     both = torch.randn(2, 8)
     with pytest.raises(weft.WeftError, match="two parameters are parts of one storage"):
-        Swapping().know([[Parameter(both[0]), Parameter(both[1])]])
+        WeightSubstitution().know([[Parameter(both[0]), Parameter(both[1])]])
 
 
 def test_a_parameter_that_is_laid_out_differently_is_refused() -> None:
-    part, swapping = Parameter(torch.randn(8, 9)[:, :3]), Swapping()
+    part, swapping = Parameter(torch.randn(8, 9)[:, :3]), WeightSubstitution()
     swapping.know([[part]])
     with swapping.hooks():
         output = (X.clone().requires_grad_() @ part).sum()
@@ -257,7 +257,7 @@ def tensors() -> int:
 
 def test_nothing_is_held_after_the_backward() -> None:
     layer = nn.Sequential(case("encoder")[0], nn.Softmax(-1))  # which saves its own output
-    leaves, swapping = list(layer.parameters()), Swapping()
+    leaves, swapping = list(layer.parameters()), WeightSubstitution()
     swapping.read([leaves])
 
     def run(turns: int) -> list[weakref.ref[Tensor]]:

@@ -17,9 +17,9 @@ from torch.nn import Parameter
 
 import weft
 from weft.errors import WeftError
-from weft.runtime.layers import tensors_of
-from weft.runtime.parameters import ParameterSet
-from weft.runtime.versions import Versions
+from weft.runtime.partition.layers import tensors_of
+from weft.runtime.weights.parameter_set import ParameterSet
+from weft.runtime.weights.versions import Versions
 from weft.schedule import Op, lower
 
 SIZE = 4 * 6  # bytes of the one parameter below

@@ -118,7 +118,7 @@ def test_continue_begins_and_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_the_cut_of_a_resumed_run_is_that_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured times differ; here the second measurement would cut elsewhere."""
     times = [1.0] * 9
-    monkeypatch.setattr("weft.runtime.balance.layer_seconds", lambda layers, example: times)
+    monkeypatch.setattr("weft.runtime.partition.balance.layer_seconds", lambda layers, example: times)
     train(schedule__balance="time", train__updates=8)
     assert json.loads(Path("runs/tiny/summary.json").read_text())["layers"] == [3, 2, 2, 2]
     times[:3] = [9.0] * 3

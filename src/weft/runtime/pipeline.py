@@ -14,20 +14,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from weft.errors import RunError, WeftError
-from weft.runtime import agreement, choices, saving
-from weft.runtime.balance import chunk_layers
-from weft.runtime.chunk import Chunk, How, LossFunction
-from weft.runtime.cures.base import Cure, cure_for
-from weft.runtime.groups import settler_for
-from weft.runtime.layers import model_of
-from weft.runtime.nest import batch_size, over, pieces
-from weft.runtime.parameters import OptimizerMaker
-from weft.runtime.prediction import SchedulerMaker
-from weft.runtime.randomness import Seeds
+from weft.runtime.assembly import Built, build, consistency, own_layers, plan, settings, without_weights
+from weft.runtime.checkpoint import pipeline_state
+from weft.runtime.engine import Chunk, How, LossFunction, Seeds, Waits, Worker
+from weft.runtime.partition import chunk_layers, model_of
 from weft.runtime.report import Report, measured_timeline, packed
-from weft.runtime.settlement import Settler
-from weft.runtime.stage import Built, build, own_layers, plan, without_weights
-from weft.runtime.worker import Waits, Worker
+from weft.runtime.tree import batch_size, map_tensors, pieces
+from weft.runtime.update import Cure, SchedulerMaker, cure_for
+from weft.runtime.weights import GradientSync, OptimizerMaker, gradient_sync_for
 from weft.schedule import Schedule, Timeline, check_sizes, lower, verify_program, write_csv
 
 
@@ -73,7 +67,7 @@ class Pipeline:
         cure: Cure | None = None,
         telemetry: int | None = None,
     ) -> None:
-        choices.check_choices(
+        settings.check_choices(
             loss_fn=loss_fn,
             optimizer=optimizer,
             precision=precision,
@@ -83,23 +77,23 @@ class Pipeline:
             seed=seed,
             telemetry=telemetry,
         )
-        chosen = choices.prediction_for(predict)
+        chosen = settings.prediction_for(predict)
         self.replicas = replicas
-        self.schedule = choices.schedule_for(
+        self.schedule = settings.schedule_for(
             schedule, stages, microbatches, replicas, None if predict is None else chosen
         )
         self._program = lower(self.schedule)
         slots = verify_program(self._program).slots + 1  # one more, so that a sender need not wait for the reader
         whole = model_of(model, cut=cut, example=example)
-        recomputed = choices.each_chunk(recompute, self.schedule.chunks)
-        choices.check_weights(self._program, recompute=recomputed, precision=precision)
+        recomputed = settings.each_chunk(recompute, self.schedule.chunks)
+        settings.check_weights(self._program, recompute=recomputed, precision=precision)
         cure = cure_for(cure, self._program)
-        device_here = choices.device_for(device)
-        self._transport = choices.transport_for(self.schedule, slots=slots, deadline=deadline, device=device_here)
+        device_here = settings.device_for(device)
+        self._transport = settings.transport_for(self.schedule, slots=slots, deadline=deadline, device=device_here)
         counts = chunk_layers(balance, whole.layers, self.schedule.chunks, example=example)
-        counts = self._transport.everyone(counts)[0]  # measured times differ, so rank 0's decide
+        counts = self._transport.all_gather(counts)[0]  # measured times differ, so rank 0's decide
         self.balance = tuple(counts)
-        settings = {
+        described = {
             "schedule": write_csv(self.schedule),
             "replicas": replicas,
             "recompute": recomputed,
@@ -110,7 +104,9 @@ class Pipeline:
             "predict": chosen,
             "cure": repr(cure),
         }
-        agreement.check(self._transport.everyone({"settings": settings, "model": agreement.fingerprint(whole.state)}))
+        consistency.check(
+            self._transport.all_gather({"settings": described, "model": consistency.fingerprint(whole.state)})
+        )
         self._plan = plan(whole, counts, self._program)
         self._how = How(
             loss_fn=loss_fn,
@@ -121,7 +117,7 @@ class Pipeline:
             precision=torch.bfloat16 if precision == "bf16" else None,
             device=device_here,
         )
-        here = choices.local_chunks(self.schedule, replicas)
+        here = settings.local_chunks(self.schedule, replicas)
         self._built: dict[tuple[int, int], Built] = {
             (replica, chunk): build(
                 self._plan,
@@ -131,21 +127,21 @@ class Pipeline:
                 recompute=recomputed[chunk],
                 optimizer=optimizer,
                 lr_scheduler=lr_scheduler,
-                predicts=choices.choice_of(self._program, chosen),
+                predicts=settings.choice_of(self._program, chosen),
                 cure=cure,
             )
             for (replica, chunk), layers in zip(here, own_layers(self._plan, [chunk for _, chunk in here]), strict=True)
         }
-        settler = settler_for(
+        gradient_sync = gradient_sync_for(
             self._program, set(here), self._plan.sets, self._transport, replicas=replicas, clip_norm=clip_norm
         )
-        self._close = settler.sums.close
-        self._make_workers(settler, skip_nan=nan == "skip", telemetry=telemetry or 0)
+        self._close = gradient_sync.sums.close
+        self._make_workers(gradient_sync, skip_nan=nan == "skip", telemetry=telemetry or 0)
         self._plan = without_weights(self._plan)
         self._fed = 0  # mini-batches since the last flush
         self._broken: str | None = None
 
-    def _make_workers(self, settler: Settler, *, skip_nan: bool, telemetry: int) -> None:
+    def _make_workers(self, gradient_sync: GradientSync, *, skip_nan: bool, telemetry: int) -> None:
         """One worker for each rank of this process."""
         programs, placement = self._plan.programs, self.schedule.placement
         kinds = list(programs)
@@ -157,7 +153,7 @@ class Pipeline:
                 programs=list(programs.values()),
                 chunks={number: built.chunk for number, built in chunks.items()},
                 set_programs={n: [kinds.index(holders) for holders in b.holders] for n, b in chunks.items()},
-                settler=settler,
+                gradient_sync=gradient_sync,
                 send=self._transport.sender(replica * self.schedule.stages + rank),
                 skip_nan=skip_nan,
                 telemetry=telemetry,
@@ -217,7 +213,7 @@ class Pipeline:
             for inputs, targets in loader:
                 self._feed(inputs, targets, even=False)
                 self._run(lambda worker: worker.evaluate(judge))
-        *totals, samples = (sum(one) for one in zip(*self._transport.everyone(sums), strict=True))
+        *totals, samples = (sum(one) for one in zip(*self._transport.all_gather(sums), strict=True))
         if not samples:
             raise WeftError("evaluate needs at least one sample (got none from the loader)")
         means = {name: float(total / samples) for name, total in zip(("loss", *judges), totals, strict=True)}
@@ -240,11 +236,11 @@ class Pipeline:
             self._run(lambda worker: worker.evaluate(keep))
         mine = [[number, list(one.shape), str(one.dtype).removeprefix("torch.")] for number, one in outputs.items()]
         last = self.schedule.placement[-1]
-        for number, shape, dtype in sorted(one for part in self._transport.everyone(mine) for one in part):
+        for number, shape, dtype in sorted(one for part in self._transport.all_gather(mine) for one in part):
             if number not in outputs:
                 outputs[number] = torch.empty(shape, dtype=getattr(torch, dtype))
             rank = number // self.schedule.microbatches * self.schedule.stages + last
-            self._transport.spread(outputs[number], rank)
+            self._transport.broadcast(outputs[number], rank)
         if not outputs:
             raise WeftError("predict needs at least one sample (got none)")
         return torch.cat([outputs[number] for number in sorted(outputs)])
@@ -299,7 +295,7 @@ class Pipeline:
         # Asynchronous pipelines still read a batch in later steps, when its owner may have filled it anew.
         keep = self._program.drain > 0 and even
         move = partial(Tensor.to, device=self._how.device, copy=keep)
-        return [over(lambda tensor: move(tensor.detach()), piece) for piece in pieces(given, m * replicas)]
+        return [map_tensors(lambda tensor: move(tensor.detach()), piece) for piece in pieces(given, m * replicas)]
 
     def _check_whole(self) -> None:
         if self._broken is not None:
@@ -379,7 +375,7 @@ class Pipeline:
         here = self._built.get((0, home))
         form = self._plan.model.state[name]
         tensor = torch.empty_like(form, device="cpu") if here is None else here.tensor(name).detach().cpu().clone()
-        self._transport.spread(tensor, self.schedule.placement[home])
+        self._transport.broadcast(tensor, self.schedule.placement[home])
         return tensor
 
     @torch.no_grad()
@@ -420,7 +416,7 @@ class Pipeline:
         if self.replicas > 1:
             self._share_buffers()
         about = self.schedule.about() | {"replicas": self.replicas, "seed": self._how.seed}
-        saving.save(path, self._plan, self._built, self._transport, about=about, extra=extra)
+        pipeline_state.save(path, self._plan, self._built, self._transport, about=about, extra=extra)
 
     def load(self, path: str | os.PathLike[str]) -> Any:
         """Go on from a checkpoint that any schedule has saved, on any ranks; returns its `extra`.
@@ -430,7 +426,7 @@ class Pipeline:
         """
         self._check_whole()
         self.flush()
-        install, extra = saving.prepare(path, self._plan, self._built, self._transport)
+        install, extra = pipeline_state.prepare(path, self._plan, self._built, self._transport)
         try:
             install()
         except BaseException as problem:
@@ -446,7 +442,7 @@ class Pipeline:
         for worker in self._transport.workers:
             worker.count(self._transport.nbytes(worker.number))
             mine.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()})
-        ranks = [one for part in self._transport.everyone(mine) for one in part]
+        ranks = [one for part in self._transport.all_gather(mine) for one in part]
         return Report(schedule=self.schedule, replicas=self.replicas, ranks=tuple(ranks))
 
     def meters(self) -> list[dict[str, Any]]:
@@ -472,8 +468,8 @@ class Pipeline:
             if worker.replica == 0
             for cycle in list(worker.meter.cycles)[-(minibatches or len(worker.meter.cycles)) :]
         ]
-        everyone = [one for part in self._transport.everyone(mine) for one in part]
-        return measured_timeline(self.schedule, everyone)
+        all_gather = [one for part in self._transport.all_gather(mine) for one in part]
+        return measured_timeline(self.schedule, all_gather)
 
 
 def _check_pair(inputs: Any, targets: Any) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from weft import user_code
-from weft.runtime.cures import NAdamW
+from weft.runtime.update.cures import NAdamW
 from weft.train.job import Training
 
 CLASSES: dict[str, Any] = {

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import PeerError
-from weft.runtime.gather import gather_json
-from weft.runtime.rank import here
+from weft.runtime.comm import gather_json
+from weft.runtime.process import here
 
 LAG = 4  # mini-batches: ranks of one pipeline are never further apart
 PATIENCE = 10  # times the deadline, for what takes one rank long and another none: opening the data

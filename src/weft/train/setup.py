@@ -11,7 +11,7 @@ import torch
 
 from weft.errors import WeftError
 from weft.runtime import Pipeline, cures
-from weft.runtime.cures import Cure
+from weft.runtime.update import Cure
 from weft.schedule import Schedule, lower
 from weft.train.data import BatchSampler, Data, Draw, entropy, index_checksum, open_data
 from weft.train.data_spec import DataSpec

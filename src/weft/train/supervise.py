@@ -18,8 +18,7 @@ from typing import Any
 from weft.environment import is_first, is_rank
 from weft.errors import RunError, WeftError
 from weft.runtime.checkpoint import inspect
-from weft.runtime.heap import keep_freed_memory
-from weft.runtime.launch import launch
+from weft.runtime.process import keep_freed_memory, launch
 from weft.train.job import Job, ranks_of, schedule_of
 from weft.train.reporting import write_report
 from weft.train.run.folder import Folder

@@ -10,7 +10,7 @@ import torch
 from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch
 
 import weft
-from weft.runtime.nest import pieces
+from weft.runtime.tree import pieces
 from weft.train.data_spec import DataSpec
 from weft.train.models import build_model
 from weft.train.models.options import BERT, GPT, MLP, VGG, Inception, ResNet

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from weft.bench.memory import bert
 from weft.bench.memory.bert import SAMPLES, Size
-from weft.runtime.nest import flatten
+from weft.runtime.tree import flatten
 
 Storages = dict[int, int]  # address -> bytes
 

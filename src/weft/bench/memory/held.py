@@ -29,7 +29,7 @@ from weft.bench.memory.bert import TINY, Size
 from weft.bench.memory.search import Known, Search
 from weft.bench.memory.trial import begin, told
 from weft.errors import WeftError
-from weft.runtime.shared import SWITCH
+from weft.runtime.comm import SWITCH
 from weft.schedule import METHODS
 
 if TYPE_CHECKING:

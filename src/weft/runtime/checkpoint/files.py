@@ -1,0 +1,266 @@
+"""The form of a checkpoint on disk: a directory of safetensors and JSON, sealed by checksums.
+
+    manifest.json             what it is, and the size and SHA-256 of every other file; sealed by a checksum of its own
+    state.json                where each tensor is, its dtype and shape; all that is no tensor; the caller's `extra`
+    chunk-000.safetensors …   the tensors of one chunk of the pipeline that saved it, by name
+
+It is written beside its place, synced and renamed, so that a directory of its name is a whole one. Whoever reads a file
+has verified all of its bytes before. What pipelines put into it, and how they go on from it, is in `saving.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.errors import WeftError, one_line
+from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, decode
+
+FORMAT, VERSION = "weft checkpoint", 1
+MANIFEST, STATE = "manifest.json", "state.json"
+PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # a file name that leads nowhere else
+
+
+# Reading
+
+
+def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Verify a checkpoint to the last byte; what its manifest says, and the caller's `extra`."""
+    checkpoint = Checkpoint(path)
+    with understood(checkpoint):
+        for file in checkpoint.manifest["files"]:
+            if file != STATE and (more := set(checkpoint.opened(file).keys()) - checkpoint.state["tensors"].keys()):
+                checkpoint.refuse(file, f"holds {min(more)}, which {STATE} does not name")
+        for key in checkpoint.state["tensors"]:
+            checkpoint.tensor(key)
+        return checkpoint.manifest | {"extra": decode(checkpoint.state["extra"], checkpoint.tensor)}
+
+
+def read_model(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The plain model's state_dict, from a checkpoint; tied names share a tensor."""
+    checkpoint = Checkpoint(path)
+    with understood(checkpoint):
+        names: dict[str, str] = checkpoint.state["model"]
+        tensors = {key: checkpoint.tensor(key) for key in dict.fromkeys(names.values())}
+        return {name: tensors[key] for name, key in names.items()}
+
+
+class Checkpoint:
+    """A checkpoint on disk, whose files are verified before they are read."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._files: dict[str, Any] = {}
+        self.manifest = self._manifest()
+        self.verify(STATE)
+        try:
+            self.state = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+            about, self._places = self.state["about"], self.state["tensors"]
+        except (ValueError, KeyError, TypeError) as problem:
+            self.refuse(STATE, f"is not what weft writes ({one_line(problem)})")
+        if {name: self.manifest.get(name) for name in about} != about:
+            self.refuse(MANIFEST, f"does not belong to its {STATE}")
+
+    def refuse(self, file: str, reason: str, remedy: str = "use another checkpoint") -> NoReturn:
+        raise WeftError(f"checkpoint {self.path} is refused: {file} {reason}; {remedy}")
+
+    def _manifest(self) -> dict[str, Any]:
+        if not (self.path / MANIFEST).exists():
+            what = "holds none" if self.path.is_dir() else "is no directory" if self.path.exists() else "is not there"
+            self.refuse(MANIFEST, f"is missing, which every checkpoint has ({self.path.name} {what})")
+        try:
+            text = (self.path / MANIFEST).read_text(encoding="utf-8")
+            found = json.loads(text)
+        except (OSError, ValueError) as problem:
+            self.refuse(MANIFEST, f"can't be read ({one_line(problem)})")
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            self.refuse(MANIFEST, f"is not one of a {FORMAT}")
+        if found.get("version") != VERSION:
+            self.refuse(MANIFEST, f"is of version {found.get('version')} (this weft reads version {VERSION})")
+        if text != _sealed({name: value for name, value in found.items() if name != "sha256"}):
+            self.refuse(MANIFEST, "was altered: its checksum is not that of its content")
+        files = found.get("files")
+        if not isinstance(files, dict) or STATE not in files:
+            self.refuse(MANIFEST, f"lists no {STATE}")
+        for name, digest in files.items():
+            if not PLAIN.fullmatch(name):
+                self.refuse(MANIFEST, f"lists {name!r}, which is no plain file name")
+            if not isinstance(digest, dict) or digest.keys() != {"bytes", "sha256"}:
+                self.refuse(MANIFEST, f"does not tell the size and SHA-256 of {name}")
+        return found
+
+    def verify(self, file: str) -> None:
+        """Compare a file with what the manifest says of it."""
+        if file not in self.manifest["files"]:
+            self.refuse(MANIFEST, f"does not list {file!r}, which {STATE} names")
+        expected = self.manifest["files"][file]
+        try:
+            found = os.lstat(self.path / file)
+            if not stat.S_ISREG(found.st_mode):
+                self.refuse(file, "is no regular file")
+            if found.st_size != expected["bytes"]:
+                self.refuse(file, f"has another size (bytes: {found.st_size}, saved: {expected['bytes']})")
+            digest = _digest(self.path / file)
+        except FileNotFoundError:
+            self.refuse(file, "is missing")
+        except OSError as problem:
+            self.refuse(file, f"can't be read ({problem.strerror or problem})")
+        if digest != expected:
+            self.refuse(file, "was altered: its SHA-256 is not what the manifest says")
+
+    def opened(self, file: str) -> Any:
+        if file not in self._files:
+            self.verify(file)
+            try:
+                self._files[file] = safe_open(self.path / file, framework="pt")
+            except (OSError, SafetensorError) as problem:
+                self.refuse(file, f"is no safetensors file ({one_line(problem)})")
+        return self._files[file]
+
+    def form(self, key: str) -> list[Any]:
+        """The dtype and shape of a tensor."""
+        return list(self._places[key][1:])
+
+    def tensor(self, key: str) -> Tensor:
+        """A tensor, in memory of its own."""
+        if key not in self._places:
+            self.refuse(STATE, f"has no {key}")
+        file = self._places[key][0]
+        try:
+            found: Tensor = self.opened(file).get_tensor(key).clone()
+        except SafetensorError:
+            self.refuse(file, f"has no {key}")
+        dtype, shape = self.form(key)
+        if dtype.startswith("complex") and found.is_floating_point() and found.shape[-1:] == (2,):
+            found = torch.view_as_complex(found)
+        if form_of(found) != [dtype, shape]:
+            self.refuse(file, f"has another {key} ({described(form_of(found))}, saved: {described([dtype, shape])})")
+        return found
+
+
+@contextlib.contextmanager
+def understood(checkpoint: Checkpoint) -> Iterator[None]:
+    """Around the reading of a state."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except IncompatibleCheckpoint as problem:
+        checkpoint.refuse(STATE, f"does not fit this pipeline: {problem}", "use one of this model and optimizer")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as problem:
+        checkpoint.refuse(STATE, f"is not what weft writes ({one_line(problem)})")
+
+
+# Writing
+
+
+def begin(target: Path, part: Path) -> None:
+    """Make room."""
+    if os.path.lexists(target):
+        raise WeftError(f"a checkpoint is a new directory, and {target} is there already; choose another name")
+    with _writing(part):
+        if part.exists():  # of a run that was killed
+            shutil.rmtree(part)
+        part.mkdir(parents=True)
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a safetensors file; what the manifest says of it."""
+    storable = _storable(tensors)
+    with _writing(file):
+        file.touch()
+        mode = file.stat().st_mode  # of any new file of this user's
+        save_file(storable, file)
+        file.chmod(mode)
+        _sync(file)
+        return _digest(file)
+
+
+def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same numbers as safetensors takes them: dense and real, each in a storage of its own."""
+    result, seen = {}, set()
+    for key, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise WeftError(f"a checkpoint holds dense tensors, and {key} is a {tensor.layout} one; keep it dense")
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+        plain = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous()
+        storage = plain.untyped_storage()
+        shared = storage.nbytes() != plain.nbytes or storage.data_ptr() in seen
+        result[key] = plain.clone() if shared else plain
+        seen.add(storage.data_ptr())
+    return result
+
+
+def finish(target: Path, part: Path, state: dict[str, Any], files: dict[str, Any]) -> None:
+    """Write what is no tensor, seal it all, and let it be where it belongs."""
+    with _writing(part / STATE):
+        _write(part / STATE, json.dumps(state, allow_nan=False))
+        files = files | {STATE: _digest(part / STATE)}
+    with _writing(part / MANIFEST):
+        _write(part / MANIFEST, _sealed({"format": FORMAT, "version": VERSION} | state["about"] | {"files": files}))
+        _sync(part)
+    with _writing(target):
+        part.rename(target)
+        _sync(target.parent)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+        raise WeftError(
+            f"can't write {path}: {reason}; a checkpoint needs room, and a directory that all ranks share and may write"
+        ) from problem
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    sha256, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            sha256.update(block)
+            size += len(block)
+    return {"bytes": size, "sha256": sha256.hexdigest()}
+
+
+def _sealed(content: dict[str, Any]) -> str:
+    """The one text of a manifest."""
+    checksum = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return json.dumps(content | {"sha256": checksum}, indent=1) + "\n"
+
+
+def form_of(tensor: Tensor) -> list[Any]:
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+
+
+def described(form: list[Any]) -> str:
+    return f"{form[0]} {tuple(form[1])}"

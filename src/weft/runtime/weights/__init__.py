@@ -1,0 +1,16 @@
+"""Which weights a pass reads, and how gradients become an update: versions, parameter sets, gradient sync."""
+
+from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
+from weft.runtime.weights.groups import gradient_sync_for
+from weft.runtime.weights.parameter_set import Leaves, OptimizerMaker, ParameterSet, Place, gradient_bytes
+
+__all__ = [
+    "GradientSync",
+    "Leaves",
+    "OptimizerMaker",
+    "ParameterSet",
+    "PendingUpdate",
+    "Place",
+    "gradient_bytes",
+    "gradient_sync_for",
+]
