@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from weft import user_code
-from weft.runtime.update.cures import NAdamW
+from weft.runtime import cures
 from weft.train.job import Training
 
 CLASSES: dict[str, Any] = {
@@ -21,7 +21,7 @@ CLASSES: dict[str, Any] = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
     "nadam": torch.optim.NAdam,
-    "nadamw": NAdamW,
+    "nadamw": cures.NAdamW,
     "radam": torch.optim.RAdam,
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
