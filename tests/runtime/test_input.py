@@ -74,7 +74,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "2bw": ({"schedule": "2bw", "microbatches": 1}, r"2bw .*microbatches: 1, stages: 2.*; use"),
     "interleaved": ({"schedule": "interleaved", "microbatches": 3}, r"interleaved.*microbatches: 3, stages: 2.*; use"),
-    "unknown": ({"schedule": "wpip"}, r"no schedule 'wpip', did you mean 'wpipe'\?; known are .*1f1b"),
+    "unknown": ({"schedule": "wpip"}, r"no schedule 'wpip', did you mean 'wpipe'\?; known: .*1f1b"),
     "predict synchronous": ({"schedule": "1f1b", "predict": {}}, r"predict= is for .*xpipe.*1f1b is synchronous"),
     "predict stash": (
         {"schedule": "pipedream", "predict": {}},

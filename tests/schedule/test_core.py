@@ -25,14 +25,14 @@ def test_streams_are_rows_texts_or_actions() -> None:
     [
         ({"stages": 0}, "stages must be a whole number of 1 or more"),
         ({"microbatches": 1.5}, "microbatches must be a whole number of 1 or more"),
-        ({"streams": []}, "one stream a rank"),
+        ({"streams": []}, "one stream per rank"),
         ({"streams": ["1F0"]}, "chunks are 0 to 0"),
         ({"placement": [1]}, "ranks 0 to 0"),
         ({"placement": [0.7]}, "whole numbers from 0"),
         ({"placement": ["0"]}, "whole numbers from 0"),
         ({"placement": range(40_000)}, "at most 32767 chunks"),
         ({"microbatches": 2**26}, "at most 16777216"),
-        ({"weights": Weights(delay=(1, 1))}, "one value a chunk"),
+        ({"weights": Weights(delay=(1, 1))}, "one value per chunk"),
     ],
 )
 def test_what_it_can_not_be_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -106,9 +106,9 @@ def test_a_file_may_hold_updates_and_a_policy() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "one line a rank"),
-        ("0F0,0B0\n,,\n", "found an empty one"),
-        ("0F0,0SEND_F0\n", "line 1, cell 2: .*communication is derived"),
+        ("", "one line per rank"),
+        ("0F0,0B0\n,,\n", "found an empty line"),
+        ("0F0,0SEND_F0\n", "line 1, cell 2: .*sends and receives are derived"),
         ("0F0,0B0\n1F0,(1F1;1B0)OVERLAP_F_B\n", "line 2, cell 2"),
         ("0F0,0B0\n2F0,2B0\n", "missing: chunk 1"),
         ("# weft {]\n0F0,0B0\n", "JSON"),
@@ -117,7 +117,7 @@ def test_a_file_may_hold_updates_and_a_policy() -> None:
         ('# weft {"weight": {}}\n0F0,0B0\n', "may hold name, microbatches, weights, options"),
         ('# weft {"microbatches": "2"}\n0F0,0B0\n', "may hold"),
         ('# weft {"weights": {"late": 1}}\n0F0,0B0\n', "got late"),
-        ('# weft {"weights": {"delay": [1, 1]}}\n0F0,0B0\n', "one value a chunk"),
+        ('# weft {"weights": {"delay": [1, 1]}}\n0F0,0B0\n', "one value per chunk"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place(text: str, words: str, tmp_path: Path) -> None:

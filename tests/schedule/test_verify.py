@@ -48,7 +48,7 @@ BROKEN: list[tuple[str, str, Callable[[], Program]]] = [
     ("updates", "update twice", lambda: streams("0F0 0F1 0B0 0B1 0U0 0U0", GOOD[1])),
     ("updates", "0U0 before the backward of micro-batch 0", lambda: streams("0F-2 0F-1 0B-2 0B-1 0U0", GOOD[1])),
     ("updates", "0B2 before update 0", lambda: streams("0F0 0F1 0B0 0U-1 0B1", GOOD[1], weights=Weights(delay=(1, 0)))),
-    ("in step", "what rank 1 runs in a later one", lambda: streams("0F0 0F1 0B0 0B1", "1F-1 1B-1 1F0 1B0")),
+    ("in step", "what rank 1 runs in a later cycle", lambda: streams("0F0 0F1 0B0 0B1", "1F-1 1B-1 1F0 1B0")),
     (
         "in step",
         "rank 1 needs, in cycle 0 before 1B0, what rank 0",
@@ -60,15 +60,19 @@ BROKEN: list[tuple[str, str, Callable[[], Program]]] = [
         ),
     ),
     ("updates", "never updated", lambda: damaged(method("2bw"), "op", 2, "2U0", -1)),
-    ("no deadlock", "2 ranks can't go on", lambda: streams("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0")),
-    ("versions exist", "reads version 1 when only 0 is made", lambda: lower(replace(method("2bw"), weights=Weights()))),
+    ("no deadlock", "2 ranks can't continue", lambda: streams("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0")),
+    (
+        "versions exist",
+        "version 0 is the newest",
+        lambda: lower(replace(method("2bw"), weights=Weights())),
+    ),
     ("versions live", "reads version 0, which is dead", lambda: damaged(method("2bw"), "dies", 0, "0U0", True)),
-    ("versions live", "is let go but not yet replaced", lambda: damaged(method("1f1b"), "dies", 0, "0B3", True)),
-    ("versions die", "kept beyond its use", lambda: damaged(method("1f1b"), "dies", 1, "1U0", False)),
-    ("versions die", "kept beyond its use", lambda: damaged(method("wpipe"), "dies", 3, "3B7", False)),
+    ("versions live", "is freed before it is replaced", lambda: damaged(method("1f1b"), "dies", 0, "0B3", True)),
+    ("versions die", "kept after its last use", lambda: damaged(method("1f1b"), "dies", 1, "1U0", False)),
+    ("versions die", "kept after its last use", lambda: damaged(method("wpipe"), "dies", 3, "3B7", False)),
     ("predictions", "0F0 uses a prediction", lambda: damaged(method("xpipe"), "predicts", 0, "0F0", False)),
     ("predictions", "0B3 uses a prediction", lambda: damaged(method("xpipe"), "forgets", 0, "0B2", True)),
-    ("predictions", "never forgets a forward", lambda: damaged(method("xpipe"), "forgets", 1, "1F3", False)),
+    ("predictions", "never frees a forward", lambda: damaged(method("xpipe"), "forgets", 1, "1F3", False)),
     (
         "predictions",
         "0F1 uses a prediction",
@@ -78,7 +82,7 @@ BROKEN: list[tuple[str, str, Callable[[], Program]]] = [
     ("law", "the law says version 0 and 0 ahead", lambda: lower(replace(method("xpipe"), name="pipedream"))),
     ("law", "predicted 3", lambda: damaged(method("xpipe", microbatches=1), "ahead", 2, "2F0", 3)),
     ("bounded", "rank 0 holds 5 micro-batches", lambda: lower(replace(method("2bw", 4, 8, warmup=2), options={}))),
-    ("bounded", "4 are allowed", lambda: lower(replace(method("gpipe", 4, 8), name="1f1b"))),
+    ("bounded", "only 4 are allowed", lambda: lower(replace(method("gpipe", 4, 8), name="1f1b"))),
 ]
 
 

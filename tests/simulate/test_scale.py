@@ -123,7 +123,7 @@ def test_many_ranks_and_short_cycles_are_linear_too(stages: int, monkeypatch: py
     ],
 )
 def test_what_would_not_end_is_refused(doing: str, call: Callable[[], object]) -> None:
-    with pytest.raises(WeftError, match=rf"^{doing}.* takes \d+ actions, \d+ at the most.*; use fewer"):
+    with pytest.raises(WeftError, match=rf"^{doing}.* takes \d+ actions, but the limit is \d+.*; use fewer"):
         call()
 
 

@@ -1,4 +1,7 @@
-"""Schedules as data: torch-free. Described once, then verified, simulated, drawn and executed."""
+"""Schedules as data: actions, schedules, the verifier and the lowered form that everything else reads. Torch-free.
+
+`methods/` has one file for each family of methods; `schedule(name, ...)` builds one of them by name.
+"""
 
 from weft.schedule.actions import (
     BACKWARDS,

@@ -1,8 +1,8 @@
-"""Actions, the one thing that schedules are made of.
+"""Actions, the elements of a schedule.
 
-An action is written `2F0`: chunk 2, forward, micro-batch 0. Many actions at once are *rows*, a numpy table
-with the columns `op`, `chunk` and `index`, so that a schedule of 16 million actions is built in a second.
-`F`, `B`, `I`, `W` and `U` make rows from numbers or arrays; `+` is `join`, taking turns is `alternate`.
+An action is written `2F0`: chunk 2, forward, micro-batch 0. Many actions together are *rows*, a numpy table
+with the columns `op`, `chunk` and `index`: a schedule of 16 million actions is built in a second.
+`F`, `B`, `I`, `W` and `U` make rows from numbers or arrays; `join` concatenates rows, `alternate` interleaves them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Op(IntEnum):
     U = 4  # update of the chunk's weights; its index counts mini-batches
 
 
-NONE = -1  # the op of a row that only fills up a table
+NONE = -1  # the op of a padding row
 
 ANY_BACKWARD = (Op.B, Op.I, Op.W)
-BACKWARDS = (Op.B, Op.I)  # what needs the gradient of the chunk behind, and hands one on
-RETIRING = (Op.B, Op.W)  # what completes a micro-batch's gradient and lets its activations go
+BACKWARDS = (Op.B, Op.I)  # take a gradient from the next chunk and send one to the previous chunk
+RETIRING = (Op.B, Op.W)  # complete a micro-batch's gradient and free its activations
 
 ROW = np.dtype([("op", np.int8), ("chunk", np.int16), ("index", np.int32)])
 Rows: TypeAlias = npt.NDArray[np.void]
@@ -42,11 +42,11 @@ _TEXT = re.compile(r"(\d+)([FBIWU])(-?\d+)")
 
 
 class Action(NamedTuple):
-    """One action. `index` counts micro-batches over the whole run; of an update, mini-batches."""
+    """One action. `index` counts micro-batches over the whole run; for an update, it counts mini-batches."""
 
     op: Op
     chunk: int
-    index: int  # type: ignore[assignment]  # nobody looks for values in an action
+    index: int  # type: ignore[assignment]  # hides tuple.index, which actions do not need
 
     def __str__(self) -> str:
         return f"{self.chunk}{self.op.name}{self.index}"
@@ -57,7 +57,7 @@ class Action(NamedTuple):
         if match is None:
             raise WeftError(
                 f"an action is written as chunk, one of F B I W U, micro-batch, such as 2F0 (got {text.strip()!r}); "
-                "communication is derived, so files hold compute and updates only"
+                "sends and receives are derived, so files contain compute and updates only"
             )
         chunk, op, index = int(match[1]), Op[match[2]], int(match[3])
         _check_range(np.array([chunk]), np.array([index]))
@@ -65,7 +65,7 @@ class Action(NamedTuple):
 
 
 def rows(op: Op, chunk: Indices, index: Indices) -> Rows:
-    """Rows of one op; `chunk` and `index` are numbers or equally long sequences."""
+    """Rows of one op; `chunk` and `index` are numbers or sequences of equal length."""
     chunks, indices = np.broadcast_arrays(_integers(chunk), _integers(index))
     _check_range(chunks, indices)
     table = np.empty(indices.size, ROW)
@@ -94,7 +94,7 @@ def U(chunk: Indices, minibatch: Indices) -> Rows:
 
 
 def as_rows(actions: Rows | str | Iterable[Action | str]) -> Rows:
-    """Rows from rows, from a text such as `"0F0 0B0"`, or from any sequence of actions or their texts."""
+    """Convert rows, a string such as `"0F0 0B0"`, or a sequence of actions or strings to rows."""
     if isinstance(actions, np.ndarray) and actions.dtype == ROW:
         return actions
     if isinstance(actions, str):
@@ -116,10 +116,10 @@ def join(*parts: Rows) -> Rows:
 
 
 def alternate(*parts: Rows) -> Rows:
-    """One row of each part in turn."""
+    """Interleave parts of equal length: one row of each in turn."""
     if len({part.size for part in parts}) != 1:
         sizes = ", ".join(str(part.size) for part in parts)
-        raise WeftError(f"alternate needs parts of equal length (lengths: {sizes}); join what is left over")
+        raise WeftError(f"alternate needs parts of equal length (lengths: {sizes}); join the remaining rows")
     table = np.empty(len(parts) * parts[0].size, ROW)
     for offset, part in enumerate(parts):
         table[offset :: len(parts)] = part
@@ -127,25 +127,26 @@ def alternate(*parts: Rows) -> Rows:
 
 
 def pair_up(forwards: Rows, backwards: Rows, warmup: int) -> Rows:
-    """`warmup` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    """`warmup` forwards, then a forward and a backward in turn, then the remaining backwards."""
     warmup = min(warmup, forwards.size)
     paired = forwards.size - warmup
     return join(forwards[:warmup], alternate(forwards[warmup:], backwards[:paired]), backwards[paired:])
 
 
 def is_any(op: npt.NDArray[np.int8], of: tuple[Op, ...]) -> npt.NDArray[np.bool_]:
-    """Which ops are among `of`."""
-    among: npt.NDArray[np.bool_] = np.logical_or.reduce([op == one for one in of])
-    return among
+    """A mask of the entries of `op` that are one of `of`."""
+    mask: npt.NDArray[np.bool_] = np.logical_or.reduce([op == member for member in of])
+    return mask
 
 
 def _check_range(chunk: npt.NDArray[Any], index: npt.NDArray[Any]) -> None:
-    """Refuse what the columns of a row can't hold."""
-    most, far = int(np.iinfo(np.int16).max), int(np.iinfo(np.int32).max)
-    if chunk.size and not (chunk.min() >= 0 and chunk.max() <= most):
-        raise WeftError(f"an action's chunk is 0 to {most} (got {chunk.max() if chunk.min() >= 0 else chunk.min()})")
-    if index.size and not abs(index).max() <= far:
-        raise WeftError(f"an action's micro-batch is {far} at the most (got {abs(index).max()})")
+    """Reject values that do not fit the columns of a row."""
+    max_chunk, max_index = int(np.iinfo(np.int16).max), int(np.iinfo(np.int32).max)
+    if chunk.size and not (chunk.min() >= 0 and chunk.max() <= max_chunk):
+        wrong = chunk.max() if chunk.min() >= 0 else chunk.min()
+        raise WeftError(f"an action's chunk must be 0 to {max_chunk} (got {wrong})")
+    if index.size and not abs(index).max() <= max_index:
+        raise WeftError(f"an action's micro-batch must be at most {max_index} (got {abs(index).max()})")
 
 
 def _integers(values: Indices) -> npt.NDArray[np.int64]:
@@ -153,5 +154,5 @@ def _integers(values: Indices) -> npt.NDArray[np.int64]:
         values = list(values)
     array = np.asarray(values)
     if array.size and array.dtype.kind not in "iu":
-        raise WeftError(f"chunks and micro-batches are whole numbers (got {values!r})")
+        raise WeftError(f"chunks and micro-batches must be whole numbers (got {values!r})")
     return array.astype(np.int64)

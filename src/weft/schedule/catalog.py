@@ -1,4 +1,4 @@
-"""The methods by name, and the one door to them: `schedule(name, stages=, microbatches=)`."""
+"""The methods by name, and `schedule(name, stages=, microbatches=)`, which builds one of them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from weft.schedule.methods import (
 )
 from weft.text import did_you_mean
 
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One entry of the catalogue."""
+    """A method and its row in the table of methods."""
 
     build: Callable[..., Schedule]
     asynchronous: bool
-    needs: str  # of the number of micro-batches, in words
+    needs: str  # rule for the number of micro-batches
     weights: str  # forward; backward
     summary: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options beyond stages and microbatches, with their defaults."""
-        parameters = list(inspect.signature(self.build).parameters.values())
-        return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+        """The options besides stages and microbatches, with their defaults."""
+        parameters = inspect.signature(self.build).parameters.values()
+        return {parameter.name: parameter.default for parameter in parameters if parameter.kind is KEYWORD_ONLY}
 
 
 METHODS: dict[str, Method] = {
@@ -61,14 +63,14 @@ METHODS: dict[str, Method] = {
         asynchronous=False,
         needs="multiple of p",
         weights="W(t); same",
-        summary="v chunks a rank, a v-th of the idle time",
+        summary="v chunks per rank, idle time divided by v",
     ),
     "zb-h1": Method(
         build=zb_h1,
         asynchronous=False,
         needs="any",
         weights="W(t); same",
-        summary="weight gradients fill the bubble: a third of the idle time is left",
+        summary="weight gradients fill the bubble, which leaves a third of the idle time",
     ),
     "pipedream": Method(
         build=pipedream,
@@ -110,15 +112,15 @@ METHODS: dict[str, Method] = {
         asynchronous=True,
         needs="any",
         weights="predicted; newest",
-        summary="the forward predicts, the backward takes the newest",
+        summary="the forward predicts, the backward reads the newest",
     ),
 }
 
 
 def schedule(name: str, *, stages: int, microbatches: int, **options: Any) -> Schedule:
-    """A method's schedule by name, such as `weft.schedule("wpipe", stages=4, microbatches=8)`."""
+    """Build the schedule of a method, such as `weft.schedule("wpipe", stages=4, microbatches=8)`."""
     if name not in METHODS:
-        raise WeftError(f"there is no schedule {name!r}{did_you_mean(name, METHODS)}; known are {', '.join(METHODS)}")
+        raise WeftError(f"there is no schedule {name!r}{did_you_mean(name, METHODS)}; known: {', '.join(METHODS)}")
     method = METHODS[name]
     for option in options:
         if option not in method.options:

@@ -1,14 +1,14 @@
 """A schedule, as data.
 
-Each rank has one *stream*: the rows that it runs in the time of one mini-batch, over and over, every index
-raised by one mini-batch each time round (a *cycle*). Rows that speak of a micro-batch which has not begun, or
-which lies beyond the window, are left out; that is all there is to filling and draining. So this one line is
-the whole of asynchronous 1F1B on the first of four ranks, `m = 4`:
+Each rank has one *stream*: the rows that it runs per mini-batch. The rank repeats the stream; each repetition is
+a *cycle*, and every index grows by one mini-batch per cycle. Rows of micro-batches that have not begun, or that lie
+beyond the window, are skipped; this is how the pipeline fills and drains. The following line is the complete
+asynchronous 1F1B schedule of the first of four ranks, `m = 4`:
 
     stream   0F0 0B-3 0F1 0B-2 0F2 0B-1 0U-1 0F3 0B0
     runs     0F0 0F1 0F2 0F3 0B0 | 0F4 0B1 0F5 0B2 0F6 0B3 0U0 0F7 0B4 | 0F8 …
 
-Everything that comes after reads the lowered form (`lower.py`) of this description.
+All other code reads the lowered form (`lower.py`) of this description.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from weft.schedule.weights import Weights
 from weft.text import format_count
 
 MAX_CHUNKS = np.iinfo(np.int16).max
-MAX_WORK = 2**24  # chunks x micro-batches of one mini-batch; beyond it tables outgrow a machine's memory
+MAX_WORK = 2**24  # chunks x micro-batches of one mini-batch; larger tables would not fit in memory
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Schedule:
     """An order of work times a weight policy.
 
-    `placement` names the rank of each chunk, `streams` holds one stream a rank (see the module's text): rows,
-    texts such as "0F0 0B0", or sequences of actions. Updates may be left to weft: a chunk without any is
-    updated as soon as a mini-batch's last backward in it is done.
+    `placement` gives the rank of each chunk. `streams` has one stream per rank (see the module docstring): rows,
+    strings such as "0F0 0B0", or sequences of actions. Updates are optional: a chunk without updates is updated
+    right after its last backward of each mini-batch.
     """
 
     name: str
@@ -57,31 +57,31 @@ class Schedule:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         check_sizes(stages=stages, microbatches=microbatches)
-        chosen = tuple(range(stages)) if placement is None else tuple(placement)
-        if strange := [rank for rank in chosen if not isinstance(rank, int | np.integer) or isinstance(rank, bool)]:
-            raise WeftError(f"a placement holds ranks, whole numbers from 0 (got {strange[0]!r})")
-        chosen = tuple(int(rank) for rank in chosen)
+        ranks = tuple(range(stages)) if placement is None else tuple(placement)
+        if wrong := [rank for rank in ranks if not isinstance(rank, int | np.integer) or isinstance(rank, bool)]:
+            raise WeftError(f"a placement holds ranks, whole numbers from 0 (got {wrong[0]!r})")
+        ranks = tuple(int(rank) for rank in ranks)
         policy = weights or Weights()
-        check_work(stages=stages, microbatches=microbatches, chunks=len(chosen))
-        policy.check(len(chosen))
-        set_field = object.__setattr__  # the way to fill a frozen dataclass
+        check_work(stages=stages, microbatches=microbatches, chunks=len(ranks))
+        policy.check(len(ranks))
+        set_field = object.__setattr__  # because the dataclass is frozen
         set_field(self, "name", name)
         set_field(self, "stages", int(stages))
         set_field(self, "microbatches", int(microbatches))
-        set_field(self, "placement", chosen)
-        set_field(self, "streams", tuple(_own(as_rows(stream)) for stream in streams))
+        set_field(self, "placement", ranks)
+        set_field(self, "streams", tuple(_read_only_copy(as_rows(stream)) for stream in streams))
         set_field(self, "weights", policy)
         set_field(self, "options", dict(options or {}))
         if len(self.streams) != stages:
-            raise WeftError(f"a schedule needs one stream a rank (streams: {len(self.streams)}, stages: {stages})")
-        if strangers := [rank for rank in chosen if not 0 <= rank < stages]:
-            raise WeftError(f"chunks are placed on ranks 0 to {stages - 1} (got rank {strangers[0]})")
+            raise WeftError(f"a schedule needs one stream per rank (streams: {len(self.streams)}, stages: {stages})")
+        if wrong := [rank for rank in ranks if not 0 <= rank < stages]:
+            raise WeftError(f"chunks are placed on ranks 0 to {stages - 1} (got rank {wrong[0]})")
         for rank, rows in enumerate(self.streams):
-            wrong = rows["chunk"][(rows["chunk"] < 0) | (rows["chunk"] >= len(chosen))]
-            if wrong.size:
+            unknown = rows["chunk"][(rows["chunk"] < 0) | (rows["chunk"] >= len(ranks))]
+            if unknown.size:
                 raise WeftError(
-                    f"chunks are 0 to {len(chosen) - 1}, as many as placement has entries "
-                    f"(got chunk {wrong[0]} on rank {rank})"
+                    f"chunks are 0 to {len(ranks) - 1}, one per entry of placement "
+                    f"(got chunk {unknown[0]} on rank {rank})"
                 )
 
     @property
@@ -95,7 +95,7 @@ class Schedule:
         return f"{self.name}, {stages}, {microbatches}{options}"
 
     def about(self) -> dict[str, Any]:
-        """Name and sizes as plain JSON data, which all that is said of a schedule begins with."""
+        """Name and sizes as plain JSON data."""
         return {
             "schedule": self.name,
             "stages": self.stages,
@@ -109,22 +109,21 @@ class Schedule:
         return held
 
 
-def _own(rows: Rows) -> Rows:
-    """A copy that nobody can write to."""
+def _read_only_copy(rows: Rows) -> Rows:
     rows = rows.copy()
     rows.setflags(write=False)
     return rows
 
 
 def check_sizes(**sizes: Any) -> None:
-    """Refuse anything but whole numbers from 1 up."""
+    """Reject everything except whole numbers of 1 or more."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise WeftError(f"{name} must be a whole number of 1 or more (got {value!r})")
 
 
 def check_work(*, stages: int, microbatches: int, chunks: int) -> None:
-    """Refuse what no machine could hold, before anything is built."""
+    """Reject schedules that would not fit in memory, before anything is built."""
     if chunks > MAX_CHUNKS:
         raise WeftError(f"a schedule has at most {MAX_CHUNKS} chunks (got {chunks}); use fewer stages")
     if chunks * microbatches > MAX_WORK:

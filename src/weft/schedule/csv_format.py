@@ -1,12 +1,12 @@
-"""Schedules as CSV files: one line a rank, one action a cell, as in `torch.distributed.pipelining`.
+"""Schedules as CSV files: one line per rank, one action per cell, as in `torch.distributed.pipelining`.
 
     0F0,0F1,,0B0,,0B1
     ,1F0,1B0,1F1,1B1,
 
-That is torch's compute-only form, and all that a synchronous schedule needs; empty cells are idle time and mean
-nothing. Where there is more to say (a weight policy, backwards of earlier mini-batches such as `0B-3`), a line
-holds it as JSON behind `# weft`; other lines that begin with `#` are comments. A file that gives itself the name of
-a method is held against that method's law. Sends and receives are never written: they are derived.
+This is torch's compute-only form, which is enough for a synchronous schedule; empty cells are idle time and are
+ignored. Everything else (a weight policy, backwards of earlier mini-batches such as `0B-3`) is JSON in a line that
+begins with `# weft`; other lines that begin with `#` are comments. A file that has the name of a method is checked
+against that method's law. Sends and receives are not written: they are derived.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADER = "# weft "
 
 
 def write_csv(schedule: Schedule) -> str:
-    """The text of a schedule; a synchronous one comes out as torch's compute-only CSV."""
+    """The CSV text of a schedule; for a synchronous one, this is torch's compute-only form."""
     text = io.StringIO()
     if not torch_can_express(schedule):
         about = {
@@ -45,32 +45,32 @@ def write_csv(schedule: Schedule) -> str:
 
 
 def torch_can_express(schedule: Schedule) -> bool:
-    """Whether the compute-only CSV of `torch.distributed.pipelining` says all there is to say."""
+    """Whether the compute-only CSV of `torch.distributed.pipelining` describes the schedule completely."""
     complete = all((rows["index"] >= 0).all() and (rows["op"] != Op.U).all() for rows in schedule.streams)
     return complete and schedule.weights == Weights()
 
 
 def read_csv(text: str, *, name: str) -> Schedule:
-    """A schedule from its text; `name` is for files that don't hold one."""
+    """Parse a schedule; `name` is used if the text does not contain one."""
     lines = text.splitlines()
     about: dict[str, Any] = {}
-    for at, line in enumerate(lines):
+    for number, line in enumerate(lines):
         if line.startswith(HEADER):
             about = _about(line[len(HEADER) :])
         if line.startswith("#"):
-            lines[at] = ""
+            lines[number] = ""
     ranks = []
     for number, cells in enumerate(csv.reader(lines), start=1):
         if cells:
             ranks.append([_cell(cell, number, place) for place, cell in enumerate(cells, start=1) if not _idle(cell)])
     if not ranks or not all(ranks):
-        raise WeftError("a schedule file has one line a rank, and every rank has actions (found an empty one)")
+        raise WeftError("a schedule file has one line per rank, and every rank has actions (found an empty line)")
     placement: dict[int, int] = {}
     for rank, row in enumerate(ranks):
         for action in row:
             placement.setdefault(action.chunk, rank)
     if missing := set(range(max(placement) + 1)) - set(placement):
-        raise WeftError(f"chunks count up from 0 without a gap (missing: chunk {min(missing)})")
+        raise WeftError(f"chunks are numbered from 0 without gaps (missing: chunk {min(missing)})")
     forwards = [action.index for row in ranks for action in row if action.op == Op.F]
     return Schedule(
         name=about.get("name", name),
@@ -90,13 +90,13 @@ def load_csv(path: str | Path) -> Schedule:
     except OSError as problem:
         raise WeftError(f"{path} can't be read: {problem.strerror}") from None
     except UnicodeDecodeError:
-        raise WeftError(f"{path} is not a text file; a schedule file holds actions such as 0F0 and commas") from None
+        raise WeftError(f"{path} is not a text file; a schedule file contains actions such as 0F0 and commas") from None
     except WeftError as problem:
         raise WeftError(f"{path}: {problem}") from None
 
 
 def _idle(cell: str) -> bool:
-    """Whether a cell says nothing; torch's mark that a chunk's gradient is complete is implied by the update."""
+    """Whether a cell has no action. torch's REDUCE_GRAD is ignored: the update implies it."""
     return not cell.strip() or cell.strip().endswith("REDUCE_GRAD")
 
 
@@ -111,7 +111,7 @@ def _about(text: str) -> dict[str, Any]:
     try:
         about = json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise WeftError(f"'# weft' is followed by JSON ({problem})") from None
+        raise WeftError(f"'# weft' must be followed by JSON ({problem})") from None
     known = {"name": str, "microbatches": int, "weights": dict, "options": dict}
     if not isinstance(about, dict) or any(not isinstance(about[key], known.get(key, ())) for key in about):
         raise WeftError(f"'# weft' may hold {', '.join(known)} (got {text.strip()})")
@@ -127,5 +127,5 @@ def _weights(values: dict[str, Any]) -> Weights:
     known = asdict(Weights())
     if unknown := set(values) - set(known):
         raise WeftError(f"weights may hold {', '.join(known)} (got {', '.join(sorted(unknown))})")
-    chosen: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in values.items()}
-    return replace(Weights(), **chosen)
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return replace(Weights(), **given)

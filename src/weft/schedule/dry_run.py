@@ -1,8 +1,8 @@
-"""All ranks of a window, run without time, with messages that block as they do in the runtime.
+"""Execute all ranks of a window without time, with messages that block as they do in the runtime.
 
-A link (a directed pair of ranks) holds a bounded number of unread messages, its *slots*. A sender whose link
-is full waits; a receiver may take any message that its link holds. How many slots a schedule needs so that
-nobody waits for ever is a property of the schedule: one for most, more where the links form a ring.
+A link (a directed pair of ranks) holds a bounded number of unread messages, its *slots*. A sender waits while its
+link is full; a receiver may take any message of its link. How many slots a schedule needs to avoid a deadlock is a
+property of the schedule: one for most, more if the links form a ring.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import TypeAlias
 from weft.schedule.actions import Op
 from weft.schedule.lower import Program, Step
 
-Message: TypeAlias = "tuple[str, int, int]"  # pass, chunk that takes it, micro-batch
+Message: TypeAlias = "tuple[str, int, int]"  # pass, receiving chunk, micro-batch
 Visit: TypeAlias = Callable[[int, Step], None]
 
-MOST_STEPS = 4_000_000  # a step takes microseconds and some hundred bytes
+MAX_STEPS = 4_000_000  # a step takes microseconds and several hundred bytes
 
 
 class DryRun:
     """The ranks of a window of mini-batches and the messages between them."""
 
     def __init__(self, program: Program, *, minibatches: int) -> None:
-        program.check_size(minibatches, MOST_STEPS, doing="checking")
+        program.check_size(minibatches, MAX_STEPS, doing="checking")
         self.placement = program.schedule.placement
         ranks = range(program.schedule.stages)
         self.steps = [list(program.steps(rank, minibatches=minibatches)) for rank in ranks]
 
     def run(self, visit: Visit | None = None, *, slots: int | None = None, by_cycle: bool = False) -> dict[int, int]:
-        """Run all steps; `visit` sees each one. Returns the place of every rank that is stuck: none, if well.
+        """Run all steps and call `visit` with each. Returns the positions of the ranks that are stuck, if any.
 
-        `by_cycle`: no rank begins a cycle before all have ended the last, for what a mini-batch brings must be
-        enough to run its cycle.
+        `by_cycle`: no rank begins a cycle before all ranks have finished the previous one, because a mini-batch
+        must be enough to run its cycle.
         """
         self.visit, self.slots, self.fullest = visit, slots, 0
-        self.at = [0] * len(self.steps)
+        self.position = [0] * len(self.steps)
         self.links: dict[tuple[int, int], set[Message]] = defaultdict(set)
         self.unsent: dict[int, Message] = {}
         last = max(step.cycle for steps in self.steps for step in steps[-1:])
         for self.cycle in range(last + 1) if by_cycle else [last]:
             while sum(self._advance(rank) for rank in range(len(self.steps))):
-                pass  # until none of them can go on
+                pass  # until no rank can continue
             stuck = {
-                rank: at - (rank in self.unsent)  # whoever can't send is at what it has run last
-                for rank, at in enumerate(self.at)
+                rank: position - (rank in self.unsent)  # a rank that can't send is at its last step
+                for rank, position in enumerate(self.position)
                 if rank in self.unsent or self._next(rank) is not None
             }
             if stuck:
@@ -53,7 +53,7 @@ class DryRun:
         return {}
 
     def needed_slots(self) -> int:
-        """The fewest slots a link with which the window runs to its end."""
+        """The smallest number of slots per link with which the window completes."""
         self.run()
         low, high = 1, max(1, self.fullest)
         while low < high:
@@ -65,19 +65,19 @@ class DryRun:
         return low
 
     def waits_for(self, rank: int) -> str:
-        """What a stuck rank waits for, in words."""
+        """What a stuck rank waits for, for error messages."""
         if rank in self.unsent:
             kind, chunk, index = self.unsent[rank]
             return f"to send the {kind} of micro-batch {index} to chunk {chunk}: the link's {self.slots} slots are full"
-        return f"before {self.steps[rank][self.at[rank]].action} for its input"
+        return f"before {self.steps[rank][self.position[rank]].action} for its input"
 
     def _next(self, rank: int) -> Step | None:
-        """What a rank has to run next in this cycle."""
-        at, steps = self.at[rank], self.steps[rank]
-        return steps[at] if at < len(steps) and steps[at].cycle <= self.cycle else None
+        """The next step of a rank in this cycle."""
+        position, steps = self.position[rank], self.steps[rank]
+        return steps[position] if position < len(steps) and steps[position].cycle <= self.cycle else None
 
     def _advance(self, rank: int) -> int:
-        """Let a rank go as far as it can; how many steps and sends that were."""
+        """Run a rank as far as possible; returns the number of steps and sends."""
         moved = 0
         while True:
             if rank in self.unsent:
@@ -96,16 +96,16 @@ class DryRun:
                 link.remove(message)
             if self.visit is not None:
                 self.visit(rank, step)
-            self.at[rank] += 1
+            self.position[rank] += 1
             moved += 1
             if step.feeds >= 0:
                 self.unsent[rank] = (kind, step.feeds, index)
 
     def _send(self, rank: int) -> bool:
         message = self.unsent[rank]
-        to = self.placement[message[1]]
-        link = self.links[rank, to]
-        if to != rank:  # what stays on the rank takes no slot
+        receiver = self.placement[message[1]]
+        link = self.links[rank, receiver]
+        if receiver != rank:  # a message within a rank takes no slot
             if len(link) == self.slots:
                 return False
             self.fullest = max(self.fullest, len(link) + 1)

@@ -1,25 +1,25 @@
-"""A schedule as a plain grid in the order of work, with places marked: what an error shows."""
+"""The grid of an error message: the actions of the ranks near the error, with positions marked."""
 
 from __future__ import annotations
 
-NEIGHBOURS = 3  # ranks shown on both sides of a mark
-CELLS = 6  # actions shown on both sides of a mark
+NEIGHBOURS = 3  # ranks shown before and after a mark
+CELLS = 6  # actions shown before and after a mark
 
 
 def order_grid(cells: list[list[str]], marks: dict[int, int]) -> str:
-    """One line a rank, its actions in order, the marked one in brackets; only what is near a mark.
+    """One line per rank with its actions in order and the marked one in brackets; only what is near a mark.
 
-    `marks` maps a rank to the place of one of its actions; -1, or one too many, is the end of its line.
+    `marks` maps a rank to the position of an action; -1, or the length of the line, marks the end of the line.
     """
-    near = {other for rank in marks for other in range(rank - NEIGHBOURS, rank + NEIGHBOURS + 1)}
-    usual = next(iter(marks.values()))
+    near = {neighbour for rank in marks for neighbour in range(rank - NEIGHBOURS, rank + NEIGHBOURS + 1)}
+    default = next(iter(marks.values()))
     lines = []
     for rank, row in enumerate(cells):
         if rank not in near:
             continue
         place = marks.get(rank)
-        middle = len(row) if place == -1 else usual if place is None else place
-        shown = [f"[{cell}]" if at == place else cell for at, cell in enumerate(row)]
+        middle = len(row) if place == -1 else default if place is None else place
+        shown = [f"[{cell}]" if position == place else cell for position, cell in enumerate(row)]
         if place in (-1, len(row)):
             shown.append("[end]")
         begin, end = max(0, middle - CELLS), middle + CELLS + 1

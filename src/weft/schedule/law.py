@@ -1,8 +1,8 @@
-"""The law: what each method reads, as formulas, one function a method.
+"""The law: which weights each method reads, as formulas, one function per method.
 
 For micro-batch `j` of a mini-batch `t` in a chunk, the forward and the backward read version `t - delay`,
-predicted `ahead` updates beyond it. The verifier holds every lowered schedule against these numbers; the
-lowering itself does not use them but counts updates in the order of work.
+predicted `ahead` updates beyond it. The verifier compares every lowered schedule with these numbers. The
+lowering does not use them: it counts updates in the order of work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.schedule.core import Schedule
 
 
 class Reads(NamedTuple):
-    """How far behind (`delay`) the weights are that a pass reads, and how far ahead they are predicted."""
+    """The delay of the weights that forward and backward read, and how many updates ahead they are predicted."""
 
     forward: int
     backward: int
@@ -32,48 +32,48 @@ def synchronous(schedule: Schedule, chunk: int, j: int) -> Reads:
 
 
 def pipedream(schedule: Schedule, chunk: int, j: int) -> Reads:
-    behind = schedule.stages - 1 if schedule.options.get("vertical_sync") else newest(schedule, chunk, j)
-    return Reads(behind, behind)
+    delay = schedule.stages - 1 if schedule.options.get("vertical_sync") else newest_delay(schedule, chunk, j)
+    return Reads(delay, delay)
 
 
 def two_buffered(schedule: Schedule, chunk: int, j: int) -> Reads:
-    behind = math.ceil(
+    delay = math.ceil(
         Fraction(schedule.options.get("warmup", 1) * (schedule.stages - 1 - chunk), schedule.microbatches)
     )
-    return predicted(schedule, behind) or Reads(1, 1)
+    return predicted(schedule, delay) or Reads(1, 1)
 
 
 def wpipe(schedule: Schedule, chunk: int, j: int) -> Reads:
-    late = 1 if chunk < schedule.stages else 0
-    return predicted(schedule, late) or Reads(late, late)
+    delay = 1 if chunk < schedule.stages else 0
+    return predicted(schedule, delay) or Reads(delay, delay)
 
 
-def predicted(schedule: Schedule, behind: int) -> Reads | None:
-    """What prediction makes of an order whose first micro-batch is so many updates behind."""
+def predicted(schedule: Schedule, delay: int) -> Reads | None:
+    """The reads with prediction, where the first micro-batch of a mini-batch has this delay; None without it."""
     if "predict" not in schedule.options:
         return None
-    return Reads(behind, 0, behind) if schedule.options["predict"] == "exact" else Reads(behind, behind, behind, behind)
+    return Reads(delay, 0, delay) if schedule.options["predict"] == "exact" else Reads(delay, delay, delay, delay)
 
 
 def xpipe(schedule: Schedule, chunk: int, j: int) -> Reads:
     n, m, r = schedule.stages, schedule.microbatches, chunk
-    behind = newest(schedule, r, 0)
+    delay = newest_delay(schedule, r, 0)
     if schedule.options.get("versions") == "exact":
-        return Reads(behind, 0, behind)
-    return Reads(behind, 0, round_half_up((n + m - Fraction(r, 2) - 2) / m), round_half_up(Fraction(m + r // 2 - 1, m)))
+        return Reads(delay, 0, delay)
+    return Reads(delay, 0, round_half_up((n + m - Fraction(r, 2) - 2) / m), round_half_up(Fraction(m + r // 2 - 1, m)))
 
 
 def spectrain(schedule: Schedule, chunk: int, j: int) -> Reads:
     if schedule.options.get("versions") == "exact":
-        return Reads(newest(schedule, chunk, j), 0, newest(schedule, chunk, j))
+        return Reads(newest_delay(schedule, chunk, j), 0, newest_delay(schedule, chunk, j))
     ahead = chunk // 2
-    return Reads(newest(schedule, chunk, j), 0, ahead + schedule.stages - chunk - 1, ahead)
+    return Reads(newest_delay(schedule, chunk, j), 0, ahead + schedule.stages - chunk - 1, ahead)
 
 
 def pipeoptim(schedule: Schedule, chunk: int, j: int) -> Reads:
     if schedule.options.get("versions") == "exact":
         return spectrain(schedule, chunk, j)
-    return Reads(newest(schedule, chunk, j), 0, schedule.stages - chunk - 1)
+    return Reads(newest_delay(schedule, chunk, j), 0, schedule.stages - chunk - 1)
 
 
 LAWS: dict[str, Law] = {
@@ -91,10 +91,10 @@ LAWS: dict[str, Law] = {
 
 
 def in_flight_limit(schedule: Schedule, rank: int) -> float:
-    """Micro-batches that a rank may hold between forward and backward, in whole stages.
+    """How many micro-batches a rank may hold between forward and backward, in units of whole stages.
 
-    Any stream is bounded, for each of its cycles ends as many micro-batches as it begins; without a law, there is
-    no figure to hold it to.
+    Infinite for a schedule without a law. Every stream is bounded, because each of its cycles ends as many
+    micro-batches as it begins, but only a method defines the limit.
     """
     p, m, behind = schedule.stages, schedule.microbatches, schedule.stages - 1 - rank
     warmup: int = schedule.options.get("warmup", 1)
@@ -111,8 +111,8 @@ def in_flight_limit(schedule: Schedule, rank: int) -> float:
     return math.inf
 
 
-def newest(schedule: Schedule, rank: int, j: int) -> int:
-    """Updates between micro-batch `j`'s forward and its own mini-batch's, under asynchronous 1F1B."""
+def newest_delay(schedule: Schedule, rank: int, j: int) -> int:
+    """Updates between the forward of micro-batch `j` and the update of its mini-batch, in asynchronous 1F1B."""
     return max(0, math.ceil(Fraction(schedule.stages - 1 - rank - j, schedule.microbatches)))
 
 

@@ -1,14 +1,14 @@
-"""From what an author writes to what everybody reads: the passes that complete a schedule.
+"""Lowering: the passes that turn a schedule, as its author writes it, into the form that all other code reads.
 
-    updates      a chunk without updates gets one behind the last backward of each mini-batch
-    alignment    cycles count so that the youngest mini-batch in cycle `c` is `c`
-    reads        how far behind each pass reads (`delay`), how far ahead it predicts, and which row predicts
+    updates      a chunk without updates gets one after the last backward of each mini-batch
+    alignment    cycles are numbered so that the youngest mini-batch in cycle `c` is `c`
+    reads        the `delay` of the version that each row reads, how far `ahead` it predicts, and which row predicts
     deaths       the row after which a version, or a prediction, is never read again
-    hand-overs   which chunk's output an action needs, and which chunk takes its own
+    hand-overs   which chunk's output an action needs, and which chunk takes its output
 
-The result is a `Program`: tables of one cycle with a line a rank, in which nothing depends on the number of
-the cycle. In cycle `c`, a row speaks of mini-batch `batch + c` and reads version `max(0, batch + c - delay)`.
-The verifier, the simulator, the pictures and the engine all read this one form.
+The result is a `Program`: tables of one cycle with one line per rank, which are the same for every cycle. In cycle
+`c`, a row belongs to mini-batch `batch + c` and reads version `max(0, batch + c - delay)`. The verifier, the
+simulator, the drawings and the engine all read this form.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from weft.schedule.actions import ANY_BACKWARD, BACKWARDS, NONE, RETIRING, Actio
 from weft.schedule.core import Schedule
 from weft.schedule.weights import Weights, of_chunk
 
-MOST_BEHIND = np.iinfo(np.int16).max  # mini-batches between the youngest and the oldest of a stream
+MAX_LAG = np.iinfo(np.int16).max  # mini-batches between the youngest and the oldest of a stream
 
 Ints: TypeAlias = npt.NDArray[np.integer]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Step(NamedTuple):
-    """One action of a window, with all that a rank has to know to run it."""
+    """One action of a window, with all that a rank needs to run it."""
 
     action: Action
     minibatch: int
-    version: int  # that it reads; of an update, that it makes
-    ahead: int  # updates that the weights are predicted beyond the version
-    predicts: bool  # makes that prediction; the others of its mini-batch reuse it
-    dies: bool  # the version is not read again (of an update: the version before, which it may overwrite)
+    version: int  # the version it reads; for an update, the version it makes
+    ahead: int  # how many updates beyond the version the weights are predicted
+    predicts: bool  # makes the prediction; other steps of its mini-batch reuse it
+    dies: bool  # the version is not read again (for an update: the previous version, which it may overwrite)
     forgets: bool  # the prediction is not read again
-    needs: int  # chunk whose output is its input, or -1
-    feeds: int  # chunk that takes its output, or -1
-    source: int  # rank that its input comes from by message, or -1
-    target: int  # rank that its output goes to by message, or -1
+    needs: int  # chunk whose output is the input, or -1
+    feeds: int  # chunk that takes the output, or -1
+    source: int  # rank that sends the input, or -1
+    target: int  # rank that the output is sent to, or -1
     cycle: int
-    row: int  # its place in the stream
+    row: int  # position in the stream
 
     def __str__(self) -> str:
-        """`0F4@1!+2*~`: at version 1, which dies, predicted 2 ahead (* here, ~ for the last time)."""
+        """`0F4@1!+2*~`: reads version 1, which dies, predicted 2 ahead (*: predicts here, ~: last use)."""
         prediction = f"+{self.ahead}" + "*" * self.predicts + "~" * self.forgets if self.ahead else ""
         return f"{self.action}@{self.version}" + "!" * self.dies + prediction
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-    """A lowered schedule: every column is an array of ranks x rows, for one cycle."""
+    """A lowered schedule: every column is an array of ranks x rows for one cycle."""
 
     schedule: Schedule
     op: npt.NDArray[np.int8]
@@ -68,25 +68,25 @@ class Program:
     predicts: Bools
     dies: Bools
     forgets: Bools
-    needs: Ints  # op x chunk: the chunk whose output it needs, or -1
-    feeds: Ints  # op x chunk: the chunk that takes its output, or -1
+    needs: Ints  # op x chunk: chunk whose output it needs, or -1
+    feeds: Ints  # op x chunk: chunk that takes its output, or -1
 
     @property
     def drain(self) -> int:
-        """Cycles that a window takes after those of its mini-batches, until the last backward is done."""
+        """Number of extra cycles after a window's mini-batches until the last backward is done."""
         return max(0, -int(self.batch.min(initial=0)))
 
-    def check_size(self, cycles: int, most: int, *, doing: str) -> None:
-        """Refuse to run so many cycles that it would not end in reasonable time or memory."""
+    def check_size(self, cycles: int, limit: int, *, doing: str) -> None:
+        """Refuse a number of cycles that would take too much time or memory."""
         rows = int((self.op != NONE).sum()) * cycles
-        if rows > most:
+        if rows > limit:
             raise WeftError(
-                f"{doing} {self.schedule.title} takes {rows} actions, {most} at the most "
+                f"{doing} {self.schedule.title} takes {rows} actions, but the limit is {limit} "
                 f"({self.drain} of {cycles} mini-batches to drain); use fewer stages, micro-batches or mini-batches"
             )
 
     def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:
-        """What a rank runs in one cycle of a window of mini-batches (None: of a run without end)."""
+        """The steps of a rank in one cycle of a window of mini-batches (None: of an endless run)."""
         microbatches, placement = self.schedule.microbatches, self.schedule.placement
         columns = (self.op, self.chunk, self.index, self.batch, self.delay, self.ahead)
         flags = (self.predicts, self.dies, self.forgets)
@@ -102,7 +102,7 @@ class Program:
                 version=minibatch + 1 if op == Op.U else max(0, minibatch - delay),
                 ahead=ahead,
                 predicts=predicts,
-                dies=dies and minibatch >= delay,  # version 0 serves all that would read an earlier one
+                dies=dies and minibatch >= delay,  # version 0 replaces all earlier versions
                 forgets=forgets,
                 needs=needs,
                 feeds=feeds,
@@ -113,22 +113,22 @@ class Program:
             )
 
     def steps(self, rank: int, *, minibatches: int) -> Iterator[Step]:
-        """What a rank runs in a window of mini-batches, from an empty pipeline to an empty pipeline.
+        """The steps of a rank in a window of mini-batches, from an empty pipeline to an empty pipeline.
 
-        After the window no version but the newest is read again, whether its `dies` was in the window or not.
+        After the window only the newest version is read, whether the last read of the others was in the window or not.
         """
         for cycle in range(minibatches + self.drain):
             yield from self.cycle(rank, cycle, minibatches=minibatches)
 
 
 def prediction_of(step: Step, weights: Weights) -> tuple[bool, int]:
-    """Which prediction a step uses: a backward's own or a forward's, and the mini-batch or micro-batch it is for."""
-    own = weights.backward == "newest" and step.action.op != Op.F
-    return own, step.minibatch if weights.bellwether else step.action.index
+    """The prediction that a step uses: whether a backward made it, and the mini-batch or micro-batch it is for."""
+    by_backward = weights.backward == "newest" and step.action.op != Op.F
+    return by_backward, step.minibatch if weights.bellwether else step.action.index
 
 
 def lower(schedule: Schedule) -> Program:
-    """Run all passes over a schedule."""
+    """Run all passes on a schedule."""
     streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
     streams = _aligned(streams, schedule.microbatches)
     shape = (schedule.stages, max(map(len, streams)))
@@ -156,43 +156,43 @@ def lower(schedule: Schedule) -> Program:
 def shared_weights(program: Program, chunks: Sequence[int]) -> Program:
     """The program of weights that several chunks share.
 
-    Where backwards are at other weights than their forwards, that would make the last chunk wait for the first one's
-    update; so shared weights are predicted once a mini-batch, and both passes of all chunks read that.
+    If a backward reads other weights than its forward, the last chunk would have to wait for the first chunk's update.
+    So shared weights are predicted once per mini-batch, and both passes of all chunks read this prediction.
     """
     weights, placement = program.schedule.weights, program.schedule.placement
     if not program.ahead.any() and weights.backward == "forward":
         return at_largest_delay(program, chunks)
-    late, ahead = 0, 0
+    delay, ahead = 0, 0
     for chunk in chunks:
         rank = placement[chunk]
         forwards = (program.chunk[rank] == chunk) & (program.op[rank] == Op.F)
-        late = max(late, int(program.delay[rank][forwards].max(initial=0)))
+        delay = max(delay, int(program.delay[rank][forwards].max(initial=0)))
         ahead = max(ahead, int(program.ahead[rank][forwards].max(initial=0)))
-    policy = Weights(delay=late, ahead=ahead, bellwether=True)
+    policy = Weights(delay=delay, ahead=ahead, bellwether=True)
     return lower(replace(program.schedule, weights=policy))
 
 
 def at_largest_delay(program: Program, chunks: Sequence[int]) -> Program:
-    """The program of weights that several chunks share: each of them reads as late as the latest of them does."""
+    """The program of weights that several chunks share: all of them read with the largest delay among them."""
     columns = {name: getattr(program, name).copy() for name in ("delay", "ahead", "predicts", "dies", "forgets")}
     shared = np.isin(program.chunk, chunks) & (program.op != NONE) & (program.op != Op.U)
     j = program.index % program.schedule.microbatches
-    for mine in (shared & (program.op == Op.F), shared & (program.op != Op.F)):
+    for one_pass in (shared & (program.op == Op.F), shared & (program.op != Op.F)):
         for name in ("delay", "ahead"):
             largest = np.zeros(program.schedule.microbatches, columns[name].dtype)
-            np.maximum.at(largest, j[mine], columns[name][mine])
-            columns[name][mine] = largest[j[mine]]
+            np.maximum.at(largest, j[one_pass], columns[name][one_pass])
+            columns[name][one_pass] = largest[j[one_pass]]
     for chunk in chunks:
         rank = program.schedule.placement[chunk]
         lines = {name: columns[name][rank] for name in columns}
-        mine = np.flatnonzero((program.chunk[rank] == chunk) & (program.op[rank] != NONE))
-        lines["dies"][mine] = lines["forgets"][mine] = False
-        _deaths({"op": program.op[rank], "batch": program.batch[rank], **lines}, mine, program.schedule.weights)
+        places = np.flatnonzero((program.chunk[rank] == chunk) & (program.op[rank] != NONE))
+        lines["dies"][places] = lines["forgets"][places] = False
+        _deaths({"op": program.op[rank], "batch": program.batch[rank], **lines}, places, program.schedule.weights)
     return replace(program, **columns)
 
 
 def _with_updates(rows: Rows, microbatches: int) -> Rows:
-    """Pass 1: an update behind the last backward of each mini-batch, for chunks that have none."""
+    """Pass 1: add an update after the last backward of each mini-batch, for chunks without updates."""
     updated = set(np.unique(rows["chunk"][rows["op"] == Op.U]).tolist())
     places, updates = [], []
     for chunk in np.unique(rows["chunk"]).tolist():
@@ -207,7 +207,7 @@ def _with_updates(rows: Rows, microbatches: int) -> Rows:
 
 
 def _aligned(streams: list[Rows], microbatches: int) -> list[Rows]:
-    """Pass 2: an order has no beginning of its own; let the youngest mini-batch of the first cycle be 0."""
+    """Pass 2: shift all indices so that the youngest mini-batch of the first cycle is 0."""
     youngest = max((int(_batch(rows, microbatches).max()) for rows in streams if rows.size), default=0)
     if youngest == 0:
         return streams
@@ -218,7 +218,7 @@ def _aligned(streams: list[Rows], microbatches: int) -> list[Rows]:
 
 
 def _batch(rows: Rows, microbatches: int) -> Ints:
-    """The mini-batch that each row speaks of, relative to its cycle."""
+    """The mini-batch of each row, relative to its cycle."""
     return np.where(rows["op"] == Op.U, rows["index"], rows["index"] // microbatches)
 
 
@@ -227,33 +227,34 @@ def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.gene
     op, chunk, index = (np.ascontiguousarray(rows[name]) for name in ("op", "chunk", "index"))
     batch = _batch(rows, schedule.microbatches)
     zeros = np.zeros(len(rows), np.int16)
-    if batch.size and batch.min() < -MOST_BEHIND:
-        raise WeftError(f"streams reach back {MOST_BEHIND} mini-batches at the most (got {-int(batch.min())})")
+    if batch.size and batch.min() < -MAX_LAG:
+        raise WeftError(f"streams may reach back at most {MAX_LAG} mini-batches (got {-int(batch.min())})")
     columns = {"op": op, "chunk": chunk, "index": index, "batch": batch, "delay": zeros, "ahead": zeros.copy()}
     for name in ("predicts", "dies", "forgets"):
         columns[name] = np.zeros(len(rows), np.bool_)
-    for one in np.unique(chunk).tolist():
-        _reads(columns, np.flatnonzero(chunk == one), one, schedule)
-        _deaths(columns, np.flatnonzero(chunk == one), schedule.weights)
+    for number in np.unique(chunk).tolist():
+        places = np.flatnonzero(chunk == number)
+        _reads(columns, places, number, schedule)
+        _deaths(columns, places, schedule.weights)
     return columns
 
 
-def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedule: Schedule) -> None:
-    """Pass 3: `delay`, `ahead` and `predicts` of one chunk's rows (`mine` are their places).
+def _reads(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, schedule: Schedule) -> None:
+    """Pass 3: `delay`, `ahead` and `predicts` of one chunk's rows, which are at `places`.
 
-    A backward in two halves reads once: its W has the weights of its I.
+    A split backward reads once: its W uses the weights of its I.
     """
     weights, microbatches = schedule.weights, schedule.microbatches
-    op, batch, j = columns["op"][mine], columns["batch"][mine], columns["index"][mine] % microbatches
+    op, batch, j = columns["op"][places], columns["batch"][places], columns["index"][places] % microbatches
     forward, backward = op == Op.F, is_any(op, ANY_BACKWARD)
-    newest = batch - _newest(op, batch)  # the delay of whoever reads the newest version
-    delay, ahead, predicts = np.zeros_like(batch), np.zeros_like(batch), np.zeros(len(mine), np.bool_)
+    newest = batch - _newest(op, batch)  # the delay of a row that reads the newest version
+    delay, ahead, predicts = np.zeros_like(batch), np.zeros_like(batch), np.zeros(len(places), np.bool_)
 
-    def choose(mask: Bools, wanted: int | None, steps: int | None) -> None:
+    def choose(mask: Bools, wanted_delay: int | None, wanted_ahead: int | None) -> None:
         first = mask & (j == 0)
-        own = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
-        delay[mask] = own[mask] if wanted is None else wanted
-        ahead[mask] = delay[mask] if steps is None else steps
+        found = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
+        delay[mask] = found[mask] if wanted_delay is None else wanted_delay
+        ahead[mask] = delay[mask] if wanted_ahead is None else wanted_ahead
         predicts[mask] = (ahead[mask] > 0) & (first[mask] if weights.bellwether else True)
 
     choose(forward, of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
@@ -266,11 +267,11 @@ def _reads(columns: dict[str, npt.NDArray[Any]], mine: Ints, chunk: int, schedul
         by_microbatch = np.zeros((2, microbatches), batch.dtype)
         by_microbatch[:, j[source]] = delay[source], ahead[source]
         delay[readers], ahead[readers] = by_microbatch[:, j[readers]]
-    columns["delay"][mine], columns["ahead"][mine], columns["predicts"][mine] = delay, ahead, predicts
+    columns["delay"][places], columns["ahead"][places], columns["predicts"][places] = delay, ahead, predicts
 
 
 def _newest(op: Ints, batch: Ints) -> Ints:
-    """The newest version, relative to the cycle, that a chunk has when each of its rows begins."""
+    """The newest version of a chunk, relative to the cycle, at the start of each of its rows."""
     updates = np.flatnonzero(op == Op.U)
     if not updates.size:
         return np.zeros_like(batch)
@@ -278,29 +279,28 @@ def _newest(op: Ints, batch: Ints) -> Ints:
     return newest
 
 
-def _deaths(columns: dict[str, npt.NDArray[Any]], mine: Ints, weights: Weights) -> None:
+def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights) -> None:
     """Pass 4: `dies` and `forgets` of one chunk's rows.
 
-    Version `v` is read in cycle `v + delay - batch`; what counts is the read that comes last of all cycles. A
-    version whose last read comes before the update that replaces it dies in that update, which may then
-    write in place.
+    Version `v` is read in cycle `v + delay - batch`; the last of these reads over all cycles counts. A version whose
+    last read comes before the update that replaces it dies in that update, which may then write in place.
     """
-    op, batch = columns["op"][mine], columns["batch"][mine].astype(np.int64)
-    delay, ahead, predicts = (columns[name][mine] for name in ("delay", "ahead", "predicts"))
-    place, height = mine.astype(np.int64), len(columns["op"])
+    op, batch = columns["op"][places], columns["batch"][places].astype(np.int64)
+    delay, ahead, predicts = (columns[name][places] for name in ("delay", "ahead", "predicts"))
+    place, height = places.astype(np.int64), len(columns["op"])
     updates = np.flatnonzero(op == Op.U)
     reads = np.flatnonzero((op != Op.U) & ((ahead == 0) | predicts))
     if updates.size and reads.size:
         when = (delay[reads] - batch[reads]) * height + place[reads]
         replaced = -int(batch[updates[0]]) * height + int(place[updates[0]])
         last = reads[when.argmax()] if when.max() > replaced else updates[0]
-        columns["dies"][mine[last]] = True
+        columns["dies"][places[last]] = True
 
     users = np.flatnonzero((op != Op.U) & (ahead > 0))
     if not users.size:
         return
     forward = op[users] == Op.F
-    shared = weights.backward == "forward"  # the backwards reuse what the forward predicted
+    shared = weights.backward == "forward"  # backwards reuse the prediction of the forward
     for group in [users] if shared else [users[forward], users[~forward]]:
         if not group.size:
             continue
@@ -308,15 +308,15 @@ def _deaths(columns: dict[str, npt.NDArray[Any]], mine: Ints, weights: Weights) 
             group = group[[(place[group] - batch[group] * height).argmax()]]
         elif not (op[group] == Op.F).all():
             group = group[is_any(op[group], RETIRING)]
-        columns["forgets"][mine[group]] = True
+        columns["forgets"][places[group]] = True
 
 
 def _hand_overs(chunks: int) -> tuple[Ints, Ints]:
-    """Pass 5: whose output an op in a chunk needs, and who takes its own."""
+    """Pass 5: which chunk's output an op in a chunk needs, and which chunk takes its output."""
     needs = np.full((len(Op), chunks), -1)
     feeds = needs.copy()
-    before, behind = np.arange(chunks) - 1, np.append(np.arange(1, chunks), -1)
-    needs[Op.F], feeds[Op.F] = before, behind
+    previous, following = np.arange(chunks) - 1, np.append(np.arange(1, chunks), -1)
+    needs[Op.F], feeds[Op.F] = previous, following
     for op in BACKWARDS:
-        needs[op], feeds[op] = behind, before
+        needs[op], feeds[op] = following, previous
     return needs, feeds

@@ -1,4 +1,4 @@
-"""A schedule in time, simulated or measured: what the pictures are drawn from."""
+"""A schedule with times, simulated or measured: the input of all drawings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Block:
     step: Step
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON data; an update's version is the one that it makes, and it has no delay."""
+        """Plain JSON data; the version of an update is the one it makes, and an update has no delay."""
         step, update = self.step, self.step.action.op == Op.U
         return {
             "rank": self.rank,
@@ -36,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
-    """A window of mini-batches."""
+    """All blocks of a window of mini-batches."""
 
     schedule: Schedule
     minibatches: int

@@ -1,4 +1,4 @@
-"""A user's own schedule by name: `package.module:function` or `file.py:function`."""
+"""A schedule that a function of the user builds: `package.module:function` or `file.py:function`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.schedule.core import Schedule
 
 
 def load_schedule_function(name: str) -> Callable[..., Schedule]:
-    """The function behind a name; what it raises or returns wrongly becomes a clear error."""
+    """The function with this name; its exceptions and wrong return types become a WeftError."""
     function = user_code.load(name)
 
     def build(**arguments: Any) -> Schedule:

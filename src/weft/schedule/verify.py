@@ -1,7 +1,7 @@
-"""The rules of a schedule, all in this file, and the verifier that executes a schedule to check them.
+"""The rules of a schedule, and the verifier that executes a schedule to check them.
 
-The lowered streams of all ranks run, without time, through a window that is long enough to show a steady
-cycle and every delay; messages block as they do in the runtime (`exchange.py`).
+The lowered streams of all ranks run, without time, through a window that is long enough to contain a steady
+cycle and every delay. Messages block as they do in the runtime (`dry_run.py`).
 """
 
 from __future__ import annotations
@@ -24,39 +24,38 @@ from weft.text import format_count
 Row: TypeAlias = "tuple[int, int, int]"  # op, chunk, index
 
 RULES = {
-    "placement": "every chunk lies on one rank, every rank holds a chunk, and an action runs where its chunk lies",
-    "exactly once": "every micro-batch goes forward and backward exactly once in every chunk",
+    "placement": "every chunk is on one rank, every rank holds a chunk, and an action runs on the rank of its chunk",
+    "exactly once": "every micro-batch runs forward and backward exactly once in every chunk",
     "possible order": "a backward comes after its forward, and a weight gradient (W) after its input gradient (I)",
-    "updates": "a chunk updates once a mini-batch, in order, after all its backwards and before those of the next",
-    "in step": "what a mini-batch brings is enough to run its cycle: nothing needs what a later cycle makes",
-    "no deadlock": "ranks never wait for each other for ever, however slowly messages are read",
-    "versions exist": "the weights that a pass reads have been made by then",
-    "versions live": "a version is kept while anything will read it",
-    "versions die": "a version is let go as soon as it is replaced and nothing will read it",
-    "predictions": "a prediction is made before it is used, from the same version, and is kept until its last use only",
-    "law": "forward and backward read the versions, and predict the steps, that the method's law demands",
+    "updates": "a chunk updates once per mini-batch, in order, after all its backwards and before those of the next",
+    "in step": "a cycle needs only its mini-batch and earlier ones: no action needs the output of a later cycle",
+    "no deadlock": "ranks never wait for each other forever, however slowly messages are read",
+    "versions exist": "the version that a pass reads has been made before",
+    "versions live": "a version is kept as long as an action will read it",
+    "versions die": "a version is freed as soon as it is replaced and no action will read it",
+    "predictions": "a prediction is made before it is used, from the same version, and is freed after its last use",
+    "law": "forward and backward read the versions, and predict as far ahead, as the method's law states",
     "bounded": "no rank holds more micro-batches between forward and backward than its method allows",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a schedule that breaks no rule was found to do."""
+    """The result for a schedule that breaks no rule."""
 
     schedule: Schedule
-    rules: tuple[str, ...]  # that were checked
-    minibatches: int  # of the window that was executed
+    rules: tuple[str, ...]  # the rules that were checked
+    minibatches: int  # length of the window that was executed
     actions: int
-    in_flight: tuple[float, ...]  # peak a rank, in whole stages
-    slots: int  # unread messages that a link must hold so that no sender waits for ever
+    in_flight: tuple[float, ...]  # peak of each rank, in whole stages
+    slots: int  # unread messages that a link must hold to avoid a deadlock
 
 
 def verify(schedule: Schedule, *, slots: int | None = None, in_flight: float | None = None) -> Verdict:
-    """Check every rule, or raise `ScheduleError` with the rule in words and the place marked in the grid.
+    """Check every rule. Raises `ScheduleError` with the broken rule and a grid in which the action is marked.
 
-    `slots` is how many unread messages a link holds (default: as many as the schedule needs, which the verdict
-    tells), `in_flight` a limit of your own on the micro-batches that a rank holds, in whole stages (default:
-    the method's own).
+    `slots`: how many unread messages a link holds (default: as many as the schedule needs, see `Verdict.slots`).
+    `in_flight`: a limit on the micro-batches that a rank holds, in whole stages (default: the method's limit).
     """
     if slots is not None:
         check_sizes(slots=slots)
@@ -66,23 +65,23 @@ def verify(schedule: Schedule, *, slots: int | None = None, in_flight: float | N
 
 
 def verify_program(program: Program, *, slots: int | None = None, in_flight: float | None = None) -> Verdict:
-    """`verify`, for a schedule that is lowered already."""
+    """`verify`, for a lowered schedule."""
     _check_streams(program)
     run = _Run(program, slots=slots, in_flight=in_flight)
-    run.all()
+    run.check_steps()
     run.check_deaths()
     return Verdict(
         schedule=program.schedule,
-        rules=tuple(rule for rule in RULES if rule not in run.unknown),
+        rules=tuple(rule for rule in RULES if rule not in run.unchecked),
         minibatches=run.minibatches,
-        actions=sum(len(steps) for steps in run.exchange.steps),
-        in_flight=tuple(held / parts for held, parts in zip(run.peak, run.parts, strict=True)),
-        slots=run.exchange.needed_slots(),
+        actions=sum(len(steps) for steps in run.dry_run.steps),
+        in_flight=tuple(held / chunks for held, chunks in zip(run.peak, run.chunks_per_rank, strict=True)),
+        slots=run.dry_run.needed_slots(),
     )
 
 
 def _check_streams(program: Program) -> None:
-    """What can be seen in the streams alone: placement, exactly once, possible order, one update."""
+    """The rules that the streams alone show: placement, exactly once, possible order, one update."""
     schedule = program.schedule
     columns = (program.op, program.chunk, program.index)
     streams = [
@@ -99,12 +98,12 @@ def _check_streams(program: Program) -> None:
         for place, (op, chunk, index) in enumerate(rows):
             if schedule.placement[chunk] != rank:
                 owner = schedule.placement[chunk]
-                fail("placement", f"rank {rank} runs chunk {chunk}, which lies on rank {owner}", rank, place)
+                fail("placement", f"rank {rank} runs chunk {chunk}, which is on rank {owner}", rank, place)
             j = 0 if op == Op.U else index % schedule.microbatches
             found[chunk][op, j] += 1
-            rule, what = ("updates", "update") if op == Op.U else ("exactly once", f"{Op(op).name} of micro-batch {j}")
+            rule, name = ("updates", "update") if op == Op.U else ("exactly once", f"{Op(op).name} of micro-batch {j}")
             if found[chunk][op, j] > 1:
-                fail(rule, f"chunk {chunk} has the {what} twice in a mini-batch's time", rank, place)
+                fail(rule, f"chunk {chunk} has the {name} twice in one cycle", rank, place)
         if not schedule.chunks_of(rank):
             fail("placement", f"rank {rank} holds no chunk", rank)
         _check_order(rows, schedule, rank, fail)
@@ -119,32 +118,32 @@ def _check_streams(program: Program) -> None:
 
 
 def _check_order(rows: list[Row], schedule: Schedule, rank: int, fail: Callable[..., NoReturn]) -> None:
-    """That a micro-batch's F comes before its B or I, and its I before its W, whichever cycles they are in."""
+    """A micro-batch's F comes before its B or I, and its I before its W, in whatever cycles they are."""
     ran = {
         (op, chunk, index % schedule.microbatches): (-(index // schedule.microbatches), place)
         for place, (op, chunk, index) in enumerate(rows)
         if op != Op.U
     }
     for (op, chunk, j), moment in ran.items():
-        for before, words in ((Op.F, "forward"), (Op.I, "input gradient")):
-            if before < op and ran.get((before, chunk, j), moment) > moment:
+        for earlier, name in ((Op.F, "forward"), (Op.I, "input gradient")):
+            if earlier < op and ran.get((earlier, chunk, j), moment) > moment:
                 action = Action(Op(op), chunk, rows[moment[1]][2])
-                fail("possible order", f"rank {rank} runs {action} before its {words}", rank, moment[1])
+                fail("possible order", f"rank {rank} runs {action} before its {name}", rank, moment[1])
 
 
 def _error(schedule: Schedule, rule: str, problem: str, grid: str) -> ScheduleError:
-    """What breaks which rule, in words, above the grid with the places marked."""
+    """The problem and the rule, above a grid with the actions marked."""
     return ScheduleError(rule, f"{schedule.title}: {problem} (the rule: {RULES[rule]})", grid=grid)
 
 
 @dataclass
-class _Chunk:
-    """What has happened to a chunk so far."""
+class _ChunkState:
+    """The state of a chunk during the execution."""
 
     retired: set[int] = field(default_factory=set)
     updates: int = 0
     alive: set[int] = field(default_factory=lambda: {0})
-    died: dict[int, int] = field(default_factory=dict)  # version -> place in the rank's steps
+    died: dict[int, int] = field(default_factory=dict)  # version -> position in the rank's steps
     last_read: dict[int, int] = field(default_factory=dict)
     predictions: dict[tuple[bool, int], tuple[int, int]] = field(default_factory=dict)  # -> version, ahead
 
@@ -155,55 +154,55 @@ class _Run:
     def __init__(self, program: Program, *, slots: int | None, in_flight: float | None) -> None:
         schedule = self.schedule = program.schedule
         self.program, self.slots = program, slots
-        self.longest = int(program.delay.max(initial=0))
-        self.minibatches = program.drain + self.longest + 2
-        self.exchange = DryRun(program, minibatches=self.minibatches)
-        self.chunks = [_Chunk() for _ in range(schedule.chunks)]
+        self.max_delay = int(program.delay.max(initial=0))
+        self.minibatches = program.drain + self.max_delay + 2
+        self.dry_run = DryRun(program, minibatches=self.minibatches)
+        self.chunks = [_ChunkState() for _ in range(schedule.chunks)]
         self.held, self.peak = [0] * schedule.stages, [0] * schedule.stages
-        self.parts = [len(schedule.chunks_of(rank)) for rank in range(schedule.stages)]
+        self.chunks_per_rank = [len(schedule.chunks_of(rank)) for rank in range(schedule.stages)]
         self.limits = [
             in_flight_limit(schedule, rank) if in_flight is None else in_flight for rank in range(schedule.stages)
         ]
         self.law: Law | None = LAWS.get(schedule.name)
-        self.unknown = {"law"} if self.law is None else set()  # rules that there is nothing to hold against
+        self.unchecked = {"law"} if self.law is None else set()  # rules that need a known method
         if math.inf in self.limits:
-            self.unknown.add("bounded")
+            self.unchecked.add("bounded")
 
-    def all(self) -> None:
-        """Run cycle by cycle, every step checked; then once more as messages block, where that is asked for."""
-        stuck, remedy = self.exchange.run(self._check, by_cycle=True), ""
-        if stuck and not self.exchange.run():
-            self._out_of_step(self.exchange.run(by_cycle=True))
+    def check_steps(self) -> None:
+        """Run cycle by cycle and check every step; if `slots` is given, run again with blocking messages."""
+        stuck, remedy = self.dry_run.run(self._check, by_cycle=True), ""
+        if stuck and not self.dry_run.run():
+            self._out_of_step(self.dry_run.run(by_cycle=True))
         if not stuck and self.slots is not None:
-            stuck = self.exchange.run(slots=self.slots)
+            stuck = self.dry_run.run(slots=self.slots)
             if stuck:
-                remedy = f"; use {self.exchange.needed_slots()} slots or more"
-                self.exchange.run(slots=self.slots)
+                remedy = f"; use {self.dry_run.needed_slots()} slots or more"
+                self.dry_run.run(slots=self.slots)
         if stuck:
             first = min(stuck)
-            waits = self.exchange.waits_for(first) + remedy
-            problem = f"{format_count(len(stuck), 'rank')} can't go on; rank {first} waits {waits}"
+            waits = self.dry_run.waits_for(first) + remedy
+            problem = f"{format_count(len(stuck), 'rank')} can't continue; rank {first} waits {waits}"
             raise _error(self.schedule, "no deadlock", problem, order_grid(self._cells(), stuck))
 
     def _out_of_step(self, stuck: dict[int, int]) -> NoReturn:
-        """Ranks wait for one that has ended its cycle: name the two whose streams are apart."""
+        """Ranks wait for a rank that has finished its cycle: name the two whose streams do not match."""
         for rank, place in stuck.items():
-            step = self.exchange.steps[rank][place]
+            step = self.dry_run.steps[rank][place]
             if step.source not in stuck:
                 problem = (
                     f"rank {rank} needs, in cycle {step.cycle} before {step.action}, what rank {step.source} runs in a "
-                    f"later one; write both streams so that the two fall into one cycle "
+                    f"later cycle; write both streams so that the two actions are in the same cycle "
                     f"(a mini-batch is {format_count(self.schedule.microbatches, 'micro-batch')})"
                 )
                 raise _error(self.schedule, "in step", problem, order_grid(self._cells(), {rank: place}))
-        raise AssertionError("some rank waits for one that does not wait")
+        raise AssertionError("no waiting rank needs the output of a rank that has finished its cycle")
 
     def fail(self, rule: str, problem: str, rank: int, place: int | None = None) -> NoReturn:
-        marks = {rank: self.exchange.at[rank] if place is None else place}
+        marks = {rank: self.dry_run.position[rank] if place is None else place}
         raise _error(self.schedule, rule, problem, order_grid(self._cells(), marks))
 
     def _cells(self) -> list[list[str]]:
-        return [[str(step.action) for step in steps] for steps in self.exchange.steps]
+        return [[str(step.action) for step in steps] for steps in self.dry_run.steps]
 
     def _check(self, rank: int, step: Step) -> None:
         chunk = self.chunks[step.action.chunk]
@@ -214,25 +213,25 @@ class _Run:
         self._check_reads(rank, step, chunk)
         self._check_law(rank, step)
 
-    def _check_in_flight(self, rank: int, step: Step, chunk: _Chunk) -> None:
+    def _check_in_flight(self, rank: int, step: Step, chunk: _ChunkState) -> None:
         op, index = step.action.op, step.action.index
         if op == Op.F:
             self.held[rank] += 1
             self.peak[rank] = max(self.peak[rank], self.held[rank])
-            stages, limit = self.held[rank] / self.parts[rank], self.limits[rank]
+            stages, limit = self.held[rank] / self.chunks_per_rank[rank], self.limits[rank]
             if stages > limit:
-                problem = f"rank {rank} holds {stages:g} micro-batches in flight, {limit:g} are allowed"
+                problem = f"rank {rank} holds {stages:g} micro-batches in flight, but only {limit:g} are allowed"
                 self.fail("bounded", problem, rank)
         if op in RETIRING:
             if step.minibatch > chunk.updates:
-                problem = f"rank {rank} runs {step.action} before update {chunk.updates}: two gradients would be one"
+                problem = f"rank {rank} runs {step.action} before update {chunk.updates}, which would mix two gradients"
                 self.fail("updates", problem, rank)
             chunk.retired.add(index)
             self.held[rank] -= 1
 
-    def _check_update(self, rank: int, step: Step, chunk: _Chunk) -> None:
+    def _check_update(self, rank: int, step: Step, chunk: _ChunkState) -> None:
         first = step.minibatch * self.schedule.microbatches
-        missing = [one for one in range(first, first + self.schedule.microbatches) if one not in chunk.retired]
+        missing = [index for index in range(first, first + self.schedule.microbatches) if index not in chunk.retired]
         if missing:
             self.fail(
                 "updates", f"rank {rank} runs {step.action} before the backward of micro-batch {missing[0]}", rank
@@ -242,36 +241,36 @@ class _Run:
         chunk.updates += 1
         chunk.alive.add(step.version)
         if step.dies:
-            self._let_go(rank, step.version - 1, chunk)
+            self._free_version(rank, step.version - 1, chunk)
 
-    def _check_reads(self, rank: int, step: Step, chunk: _Chunk) -> None:
+    def _check_reads(self, rank: int, step: Step, chunk: _ChunkState) -> None:
         if step.ahead and not step.predicts:
             self._check_reuse(rank, step, chunk)
             return
         if step.version > chunk.updates:
-            problem = f"{step.action} reads version {step.version} when only {chunk.updates} is made"
+            problem = f"{step.action} reads version {step.version}, but version {chunk.updates} is the newest"
             self.fail("versions exist", problem, rank)
         if step.version not in chunk.alive:
             self.fail("versions live", f"{step.action} reads version {step.version}, which is dead", rank)
         if step.predicts and step.version != chunk.updates:
             problem = (
-                f"{step.action} predicts from version {step.version} when version {chunk.updates} is the newest "
-                "(a prediction goes by the optimizer's state, which is that of the newest; use delay=None)"
+                f"{step.action} predicts from version {step.version}, but version {chunk.updates} is the newest "
+                "(a prediction uses the optimizer's state, which belongs to the newest version; use delay=None)"
             )
             self.fail("predictions", problem, rank)
-        chunk.last_read[step.version] = self.exchange.at[rank]
+        chunk.last_read[step.version] = self.dry_run.position[rank]
         if step.dies:
-            self._let_go(rank, step.version, chunk)
+            self._free_version(rank, step.version, chunk)
         if step.predicts and not step.forgets:
             chunk.predictions[prediction_of(step, self.schedule.weights)] = (step.version, step.ahead)
 
-    def _check_reuse(self, rank: int, step: Step, chunk: _Chunk) -> None:
-        """A row that reuses a prediction: of its own pass, or, in the backward, of its forward."""
+    def _check_reuse(self, rank: int, step: Step, chunk: _ChunkState) -> None:
+        """A step that reuses a prediction of its pass, or a backward that reuses the one of its forward."""
         source = prediction_of(step, self.schedule.weights)
         if chunk.predictions.get(source) != (step.version, step.ahead):
-            first = "its mini-batch's first micro-batch makes it, so let that run first"
+            first = "the mini-batch's first micro-batch makes it and must run first"
             remedy = first if self.schedule.weights.bellwether else "its forward makes it"
-            problem = f"{step.action} uses a prediction of mini-batch {step.minibatch} that is not there ({remedy})"
+            problem = f"{step.action} uses a prediction of mini-batch {step.minibatch} that does not exist ({remedy})"
             self.fail("predictions", problem, rank)
         if step.forgets:
             del chunk.predictions[source]
@@ -288,25 +287,25 @@ class _Run:
             )
             self.fail("law", problem, rank)
 
-    def _let_go(self, rank: int, version: int, chunk: _Chunk) -> None:
+    def _free_version(self, rank: int, version: int, chunk: _ChunkState) -> None:
         if version == chunk.updates:
-            self.fail("versions live", f"version {version} is let go but not yet replaced", rank)
+            self.fail("versions live", f"version {version} is freed before it is replaced", rank)
         chunk.alive.discard(version)
-        chunk.died[version] = self.exchange.at[rank]
+        chunk.died[version] = self.dry_run.position[rank]
 
     def check_deaths(self) -> None:
-        """After the run: all that the window sees the end of died, versions at the first moment they could."""
+        """After the run: every prediction was freed, and every version at the first possible moment."""
         for number, (chunk, rank) in enumerate(zip(self.chunks, self.schedule.placement, strict=True)):
-            for own, _ in chunk.predictions:
-                problem = f"chunk {number} never forgets a {'backward' if own else 'forward'} prediction"
+            for by_backward, _ in chunk.predictions:
+                problem = f"chunk {number} never frees a {'backward' if by_backward else 'forward'} prediction"
                 self.fail("predictions", problem, rank, -1)
             replaced = {
                 step.version - 1: place
-                for place, step in enumerate(self.exchange.steps[rank])
+                for place, step in enumerate(self.dry_run.steps[rank])
                 if step.action.op == Op.U and step.action.chunk == number
             }
-            for version in range(self.minibatches - 1 - self.longest):
+            for version in range(self.minibatches - 1 - self.max_delay):
                 due = max(replaced[version], chunk.last_read.get(version, 0))
                 if chunk.died.get(version) != due:
-                    problem = f"version {version} of chunk {number} is kept beyond its use"
+                    problem = f"version {version} of chunk {number} is kept after its last use"
                     self.fail("versions die", problem, rank, due)

@@ -1,8 +1,8 @@
-"""Asynchronous 1F1B, one order for five methods: a forward and a backward in turn, without end and flush.
+"""Asynchronous 1F1B, one order of work for five methods: a forward and a backward in turn, without a flush.
 
-Rank `r` is `p - 1 - r` forwards ahead of its backwards. A stage updates when a mini-batch's last backward is
-done and waits for nobody, so there is no bubble, and a forward meets other weights than its update. What the
-methods differ in is only which weights they read. `p = 4, m = 4`:
+Rank `r` is `p - 1 - r` forwards ahead of its backwards. A stage updates after a mini-batch's last backward and does
+not wait for other stages. So there is no bubble, but a forward reads older weights than those its update changes.
+The methods differ only in the weights they read. `p = 4, m = 4`:
 
     rank 0  1a 2a 3a 4a .  .  .  .  .  .  1A 1A 5a 2A 2A 6a 3A 3A 7a 4A 4A 8a 5A 5A 9a 6A 6A
     rank 1  .  1a 2a 3a .  .  .  .  1A 1A 4a 2A 2A 5a 3A 3A 6a 4A 4A 7a 5A 5A 8a 6A 6A 9a 7A
@@ -23,15 +23,15 @@ from weft.schedule.weights import Versions, Weights, check_versions, predicting_
 
 
 def pipedream(stages: int, microbatches: int, *, vertical_sync: bool = False) -> Schedule:
-    """Weight stashing (Narayanan et al. 2019): a backward at its forward's weights, whichever they were."""
+    """Weight stashing (Narayanan et al. 2019): a backward reads the weights of its forward."""
     if not isinstance(vertical_sync, bool):
-        raise WeftError(f"vertical_sync is True or False (got {vertical_sync!r})")
+        raise WeftError(f"vertical_sync must be True or False (got {vertical_sync!r})")
     if vertical_sync and microbatches != 1:
         raise WeftError(
             f"vertical sync is defined for mini-batches of one micro-batch (microbatches: {microbatches}); "
-            "use 1, or leave vertical sync out"
+            "use 1, or omit vertical_sync"
         )
-    return _order(
+    return _async_1f1b(
         "pipedream",
         stages,
         microbatches,
@@ -41,13 +41,14 @@ def pipedream(stages: int, microbatches: int, *, vertical_sync: bool = False) ->
 
 
 def two_buffered(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions | None = None) -> Schedule:
-    """PipeDream-2BW (Narayanan et al. 2021): every mini-batch one update late, so two versions are enough.
+    """PipeDream-2BW (Narayanan et al. 2021): every mini-batch is one update late, so two versions are enough.
 
-    `warmup=2` runs twice the forwards ahead, which hides a hop's time at the price of activations. `predict`
-    makes up for the delay instead of stashing versions.
+    `warmup=2` runs twice as many forwards ahead, which hides the time of a hop but holds more activations. `predict`
+    compensates for the delay instead of stashing versions.
     """
     check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
-    least = max(stages, warmup * (stages - 1))  # else forwards run ahead of the update that makes their version
+    # with fewer micro-batches, a forward would run before the update that makes its version
+    least = max(stages, warmup * (stages - 1))
     if microbatches < least:
         raise WeftError(
             f"2bw needs {least} or more micro-batches for two weight versions to be enough "
@@ -57,31 +58,31 @@ def two_buffered(stages: int, microbatches: int, *, warmup: int = 1, predict: Ve
     weights = Weights(delay=1)
     if predict is not None:
         weights, options["predict"] = predicting_weights(predict), predict
-    return _order("2bw", stages, microbatches, weights=weights, warmup=warmup, options=options)
+    return _async_1f1b("2bw", stages, microbatches, weights=weights, warmup=warmup, options=options)
 
 
 def xpipe(stages: int, microbatches: int, *, versions: Versions = "published") -> Schedule:
     """XPipe (Guan et al. 2019): a mini-batch's first micro-batch predicts the weights for all of them.
 
-    "published" predicts forward and backward as the paper prints it; "exact" counts the updates that really
-    lie between, so that the backward needs no prediction: it runs at the weights the update meets.
+    "published" predicts forward and backward as in the paper; "exact" counts the actual number of updates in
+    between, so the backward needs no prediction: it runs at the weights that the update changes.
     """
     check_versions("versions", versions)
     check_sizes(stages=stages, microbatches=microbatches)
     p, m, ranks = stages, microbatches, range(stages)
     if versions == "exact":
         ahead, ahead_backward = tuple(-(-(p - 1 - r) // m) for r in ranks), (0,) * p
-    else:  # rounded half up, all in halves of a step
+    else:  # rounded half up, computed in halves
         ahead = tuple((2 * (p + m - 2) - r + m) // (2 * m) for r in ranks)
         ahead_backward = tuple((2 * (m + r // 2 - 1) + m) // (2 * m) for r in ranks)
     weights = Weights(delay=None, backward="newest", ahead=ahead, ahead_backward=ahead_backward, bellwether=True)
-    return _order("xpipe", stages, microbatches, weights=weights, options=_unless_published(versions))
+    return _async_1f1b("xpipe", stages, microbatches, weights=weights, options=_versions_option(versions))
 
 
 def spectrain(stages: int, microbatches: int, *, versions: Versions = "published") -> Schedule:
     """SpecTrain (Chen et al. 2018): every micro-batch predicts, from the newest weights, for both passes.
 
-    "exact" counts the updates that really lie between, also within a mini-batch of several micro-batches.
+    "exact" counts the actual number of updates in between, also within a mini-batch of several micro-batches.
     """
     check_versions("versions", versions)
     check_sizes(stages=stages, microbatches=microbatches)
@@ -93,26 +94,26 @@ def spectrain(stages: int, microbatches: int, *, versions: Versions = "published
     )
     if versions == "exact":
         weights = Weights(delay=None, backward="newest", ahead=None)
-    return _order("spectrain", stages, microbatches, weights=weights, options=_unless_published(versions))
+    return _async_1f1b("spectrain", stages, microbatches, weights=weights, options=_versions_option(versions))
 
 
 def pipeoptim(stages: int, microbatches: int, *, versions: Versions = "published") -> Schedule:
-    """PipeOptim (Guan et al. 2023): the forward predicts, the backward takes the newest weights.
+    """PipeOptim (Guan et al. 2023): the forward predicts, the backward reads the newest weights.
 
-    The published count is for mini-batches of one micro-batch; "exact" counts the updates that really lie between.
+    The published count is for mini-batches of one micro-batch; "exact" counts the actual number of updates in between.
     """
     check_versions("versions", versions)
     check_sizes(stages=stages, microbatches=microbatches)
     ahead = tuple(stages - rank - 1 for rank in range(stages)) if versions == "published" else None
     weights = Weights(delay=None, backward="newest", ahead=ahead)
-    return _order("pipeoptim", stages, microbatches, weights=weights, options=_unless_published(versions))
+    return _async_1f1b("pipeoptim", stages, microbatches, weights=weights, options=_versions_option(versions))
 
 
-def _unless_published(versions: Versions) -> dict[str, object]:
+def _versions_option(versions: Versions) -> dict[str, object]:
     return {"versions": versions} if versions != "published" else {}
 
 
-def _order(
+def _async_1f1b(
     name: str,
     stages: int,
     microbatches: int,

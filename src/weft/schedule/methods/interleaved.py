@@ -1,7 +1,7 @@
-"""Interleaved 1F1B (Narayanan et al. 2021): `v` chunks a rank, so that the idle time shrinks to a `v`-th.
+"""Interleaved 1F1B (Narayanan et al. 2021): `v` chunks per rank, which divides the idle time by `v`.
 
-Micro-batches go in rounds of `p`: `p` through a rank's first chunk, the same `p` through its second, and so
-on; backwards likewise from the last chunk. `p = 2, m = 4, v = 2`, one column = F of a half-stage:
+Micro-batches run in rounds of `p`: `p` through a rank's first chunk, the same `p` through its second, and so
+on; backwards in the same way from the last chunk. `p = 2, m = 4, v = 2`, one column = F of a half-stage:
 
     rank 0  1a 2a 1b 2b 3a .  1B 1B 4a 2B 2B 3b 1A 1A 4b 2A 2A .  3B 3B .  4B 4B 3A 3A 4A 4A
     rank 1  .  1a 2a 1b 1B 1B 2b 2B 2B 3a 1A 1A 4a 2A 2A 3b 3B 3B 4b 4B 4B 3A 3A 4A 4A .  .
@@ -27,7 +27,7 @@ def interleaved(stages: int, microbatches: int, *, chunks: int = 2) -> Schedule:
         )
     step = np.arange(chunks * microbatches)
     turn, within = np.divmod(step, stages * chunks)
-    local = within // stages  # which of the rank's own chunks
+    local = within // stages  # which of the rank's chunks
     microbatch = turn * stages + within % stages
 
     def stream(rank: int) -> actions.Rows:
@@ -49,6 +49,6 @@ def interleaved(stages: int, microbatches: int, *, chunks: int = 2) -> Schedule:
 
 
 def multiples(value: int, of: int) -> str:
-    """The multiples of `of` on both sides of `value`, as a remedy."""
+    """The nearest multiples of `of` below and above `value`, for error messages."""
     below = value // of * of
     return f"{below} or {below + of}" if below else f"{of}"

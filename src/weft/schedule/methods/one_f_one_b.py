@@ -1,6 +1,6 @@
 """1F1B with a flush (PipeDream-Flush, Megatron-LM): GPipe's time, fewer micro-batches in flight.
 
-Rank `r` holds `p - r` at the most, whatever `m`. `p = 4, m = 4`:
+Rank `r` holds at most `p - r`, for every `m`. `p = 4, m = 4`:
 
     rank 0  1a 2a 3a 4a .  .  .  .  .  .  1A 1A .  2A 2A .  3A 3A .  4A 4A
     rank 1  .  1a 2a 3a .  .  .  .  1A 1A 4a 2A 2A .  3A 3A .  4A 4A .  .

@@ -1,8 +1,8 @@
-"""WPipe: two groups of partitions, the first group's next forwards moved ahead of its current backwards.
+"""WPipe: two groups of chunks; the next forwards of the first group run before its current backwards.
 
 Chunks `0..p-1` are G0, the first half of the model, `p..2p-1` are G1; rank `r` holds chunk `r` of both, and
 rank `p-1` of G0 feeds rank 0 of G1, so the links form a ring. Forwards: `p` micro-batches through G0, the same
-`p` through G1, the next `p` through G0 …; backwards: `p` in G1, the same `p` in G0 …. G1 has its update before
+`p` through G1, the next `p` through G0 …; backwards: `p` in G1, the same `p` in G0 …. G1 is updated before
 its next forwards begin, so only G0 is one update late and holds a second version. `p = 4, m = 4`, one column =
 F of a half-stage, `1a`/`1b` forward of micro-batch 1 in G0/G1, `1A`/`1B` backward:
 
@@ -24,11 +24,11 @@ from weft.schedule.weights import Versions, Weights, predicting_weights
 
 
 def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions | None = None) -> Schedule:
-    """`warmup=2` sends turns of `2p` micro-batches and twice the forwards ahead: it hides a hop's time.
+    """`warmup=2` runs turns of `2p` micro-batches and twice as many forwards ahead, which hides the time of a hop.
 
-    On two ranks turns of `p` do, where `2p` would not come out even; they hide two thirds of that.
+    On two ranks, turns of `p` are used where `2p` does not divide the micro-batches; they hide two thirds of it.
 
-    `predict` makes up for G0's one update of delay; G1 has none.
+    `predict` compensates for G0's delay of one update; G1 has no delay.
     """
     check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
     check_work(stages=stages, microbatches=microbatches, chunks=2 * stages)
@@ -54,10 +54,10 @@ def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions 
 
 
 def _turn(stages: int, microbatches: int, warmup: int) -> int:
-    """How many micro-batches go through one group before the other has its turn.
+    """How many micro-batches run through one group before the other group's turn.
 
-    `warmup` rounds of `stages`; fewer where these don't come out even, but no less than the forwards ahead, or those
-    of G1 would not find its update.
+    `warmup` rounds of `stages`, or fewer where these do not divide the micro-batches. It is at least the number of
+    forwards ahead; with less, a forward of G1 would run before G1's update.
     """
     least = max(1, -(-warmup * (stages - 1) // stages))
     for rounds in range(min(warmup, microbatches // stages), least - 1, -1):
@@ -71,6 +71,6 @@ def _turn(stages: int, microbatches: int, warmup: int) -> int:
 
 
 def _turns(step: np.ndarray, turn: int) -> tuple[np.ndarray, np.ndarray]:
-    """Group and micro-batch of the `step`-th action of a pass in which the groups take turns."""
-    both, within = np.divmod(step, 2 * turn)
-    return within // turn, both * turn + within % turn
+    """Group and micro-batch of the `step`-th action of a pass in which the groups alternate."""
+    round_of_turns, within = np.divmod(step, 2 * turn)
+    return within // turn, round_of_turns * turn + within % turn
