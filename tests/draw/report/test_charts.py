@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.draw.report.charts import TONES, Bar, Line, bars, labels, lines, short, ticks
+from weft.draw.report.charts import TONES, Bar, Curve, bar_chart, labels, line_chart, short, ticks
 from weft.draw.timeline import colour
 
 SIZES = st.floats(-1e9, 1e9, allow_subnormal=False).filter(lambda value: value == 0 or abs(value) > 1e-9)
@@ -30,8 +30,8 @@ def test_ticks_are_round(low: float, high: float, wanted: list[float]) -> None:
 
 
 @given(SIZES, SIZES)
-def test_ticks_lie_within_and_are_few(one: float, other: float) -> None:
-    low, high = sorted((one, other))
+def test_ticks_lie_within_and_are_few(first: float, second: float) -> None:
+    low, high = sorted((first, second))
     if high - low > 1e-6 * max(abs(low), abs(high)):
         found = ticks(low, high)
         slack = 1e-6 * (high - low)
@@ -48,8 +48,8 @@ def test_texts_of_numbers() -> None:
     assert [short(value) for value in (0, 1.48249, 3e-5, 12_345.6)] == ["0", "1.482", "3e−5", "12,346"]
 
 
-def chart(*curves: Line, **more: object) -> str:
-    return lines("Loss", curves, across="samples", upward="loss", **more)  # type: ignore[arg-type]
+def chart(*curves: Curve, **more: object) -> str:
+    return line_chart("Loss", curves, x_label="samples", y_label="loss", **more)  # type: ignore[arg-type]
 
 
 def drawn(text: str) -> list[list[tuple[float, float]]]:
@@ -58,18 +58,18 @@ def drawn(text: str) -> list[list[tuple[float, float]]]:
     (left, right), (low, high) = box
     found = []
     for path in re.findall(r'data-name="[^"]*"[^>]* d="M([^"]*)"', text):
-        places = [tuple(map(float, one.split(","))) for one in path.split("L")]
+        places = [tuple(map(float, point.split(","))) for point in path.split("L")]
         found.append([(left + x / 1000 * (right - left), high - y / 1000 * (high - low)) for x, y in places])
     return found
 
 
-def test_curves_show_what_was_given() -> None:
-    one = [(float(x), 5 - x**0.5) for x in range(12)]
-    other = [(0.0, 2.0), (6.0, 7.25)]
+def test_curves_show_the_given_points() -> None:
+    many = [(float(x), 5 - x**0.5) for x in range(12)]
+    two = [(0.0, 2.0), (6.0, 7.25)]
     text = chart(
-        Line(name="a", points=one, tone=0), Line(name="b", points=other, tone=1, marked=True), reference=("r", 6.5)
+        Curve(name="a", points=many, tone=0), Curve(name="b", points=two, tone=1, markers=True), reference=("r", 6.5)
     )
-    for found, wanted in zip(drawn(text), (one, other), strict=True):
+    for found, wanted in zip(drawn(text), (many, two), strict=True):
         assert [pytest.approx(point, abs=1e-3) for point in wanted] == found
     assert text.count('class="mark"') == 2 + 1  # and one in the legend
     assert re.findall(r'class="tick y"[^>]*>([^<]*)', text) == ["0", "2", "4", "6", "8"]
@@ -78,32 +78,32 @@ def test_curves_show_what_was_given() -> None:
     assert float(height) == pytest.approx(100 * (8 - 6.5) / 8, abs=0.01)
     assert "<desc" in text
     assert "a: 5 at the start" in text
-    assert text.count("<tr>") == 1 + len(one) + len(other)
+    assert text.count("<tr>") == 1 + len(many) + len(two)
 
 
-def test_a_single_point_is_a_mark_and_nothing_is_no_chart() -> None:
-    text = chart(Line(name="a", points=[(32.0, 5.5)], tone=0))
+def test_a_single_point_is_a_marker_and_no_points_give_no_chart() -> None:
+    text = chart(Curve(name="a", points=[(32.0, 5.5)], tone=0))
     assert text.count('class="mark"') == 1
     assert drawn(text)[0][0] == pytest.approx((32, 5.5))
-    assert drawn(chart(Line(name="a", points=[(0.0, 0.0)], tone=0))) == [[(0, 0)]]
-    assert chart(Line(name="a", points=[], tone=0)) == ""
-    assert bars("Memory", [("", [])], parts=["weights"], along="MiB") == ""
+    assert drawn(chart(Curve(name="a", points=[(0.0, 0.0)], tone=0))) == [[(0, 0)]]
+    assert chart(Curve(name="a", points=[], tone=0)) == ""
+    assert bar_chart("Memory", [("", [])], parts=["weights"], x_label="MiB") == ""
 
 
 def test_an_axis_that_is_cut_says_so() -> None:
     calm = [(float(x), 2 + x % 3) for x in range(40)]
     wild = [*calm, (41.0, 9e5)]
-    text = chart(Line(name="a", points=wild, tone=0))
+    text = chart(Curve(name="a", points=wild, tone=0))
     assert "The axis is cut: values go up to 900,000." in text
     assert [y for _, y in drawn(text)[0][:-1]] == pytest.approx([y for _, y in calm], abs=0.01)
     assert 4 < drawn(text)[0][-1][1] < 20  # just beyond the axis
-    assert "The axis is cut" not in chart(Line(name="a", points=calm, tone=0))
+    assert "The axis is cut" not in chart(Curve(name="a", points=calm, tone=0))
 
 
 def test_zero_is_on_the_axis_where_it_matters() -> None:
     level = [(0.0, 300.0), (1.0, 310.0)]
-    assert 'data-y="0 ' in chart(Line(name="a", points=level, tone=0), zero=True)
-    assert 'data-y="0 ' not in chart(Line(name="a", points=level, tone=0))
+    assert 'data-y="0 ' in chart(Curve(name="a", points=level, tone=0), zero=True)
+    assert 'data-y="0 ' not in chart(Curve(name="a", points=level, tone=0))
 
 
 def test_bars_of_all_panels_have_one_scale() -> None:
@@ -114,17 +114,17 @@ def test_bars_of_all_panels_have_one_scale() -> None:
             [Bar(label="rank 0", values=[20, 60], text="80 MiB"), Bar(label="rank 1", values=[5, 0], text="5")],
         ),
     ]
-    text = bars("Memory", panels, parts=["weights", "activations"], along="MiB")
-    widths = [float(one) for one in re.findall(r'<rect [^>]*width="([\d.]+)%"', text)]
+    text = bar_chart("Memory", panels, parts=["weights", "activations"], x_label="MiB")
+    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)%"', text)]
     assert widths == [12.5, 37.5, 25, 75, 6.25]
-    assert [float(one) for one in re.findall(r'<rect x="([\d.]+)%"', text)] == [0, 12.5, 0, 25, 0]
+    assert [float(x) for x in re.findall(r'<rect x="([\d.]+)%"', text)] == [0, 12.5, 0, 25, 0]
     assert text.count('role="img"') == 2
     assert "&lt;wpipe&gt;" in text
     assert "<wpipe>" not in text
     assert "rank 0, activations: 60" in text
 
 
-def test_colours_are_legible_and_differ_in_grey() -> None:
+def test_colours_are_legible_and_differ_in_greyscale() -> None:
     style = files("weft.draw.report").joinpath("report.css").read_text("utf-8")
     for part in style.split("@media screen", 1):
         found = dict(re.findall(r"--([\w-]+): (#\w{6})", part))

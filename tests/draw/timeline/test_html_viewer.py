@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.draw.browser import dump_dom, needs_browser
 
 from weft.draw import html
 from weft.draw.timeline import html_viewer
@@ -17,7 +16,6 @@ from weft.errors import WeftError
 from weft.schedule import Schedule, Timeline, schedule
 from weft.simulate import Cost, timeline
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 LOADING = {"src", "href", "srcset", "action", "data", "poster", "background"}
 
 
@@ -152,27 +150,13 @@ wait();
 </script>"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+@needs_browser
 def test_in_a_browser(tmp_path: Path) -> None:
     shown = timeline_of("wpipe", 2)
     text = html(shown, {"bubble": 0.125}).replace("<head>", "<head>" + WATCH).replace("</body>", USE + "</body>")
-    (tmp_path / "page.html").write_text(text, "utf-8")
-    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    more = "--disable-component-update --disable-sync --window-size=1200,800 --virtual-time-budget=20000 --dump-dom"
-    run = subprocess.run(
-        [
-            str(BROWSER),
-            *options.split(),
-            *more.split(),
-            f"--user-data-dir={tmp_path / 'user'}",
-            (tmp_path / "page.html").as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    reader = Reader(run.stdout)
+    page = tmp_path / "page.html"
+    page.write_text(text, "utf-8")
+    reader = Reader(dump_dom(page, "--window-size=1200,800", "--virtual-time-budget=20000"))
     found = next(attributes for tag, attributes in reader.tags if tag == "html")
     assert "data-error" not in found
     timed = sum(block.end > block.start for block in shown.blocks)

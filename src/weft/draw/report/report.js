@@ -1,24 +1,24 @@
-// Values under the pointer. The points are read from the curves themselves, so that nothing is said twice.
+// Shows values under the pointer. The points are read from the curves, so that the page contains them only once.
 "use strict";
 for (const svg of document.querySelectorAll("svg.curves")) {
   const plot = svg.parentElement;
-  const add = (parent, kind) => {
-    const made = document.createElement("div");
-    made.className = kind;
-    return parent.appendChild(made);
+  const add = (parent, className) => {
+    const element = document.createElement("div");
+    element.className = className;
+    return parent.appendChild(element);
   };
-  const over = add(plot, "over");
-  const guide = add(over, "guide"), tip = add(over, "tip");
+  const overlay = add(plot, "overlay");
+  const guide = add(overlay, "guide"), tip = add(overlay, "tip");
   const ends = (name) => svg.dataset[name].split(" ").map(Number);
   const [left, right] = ends("x"), [low, high] = ends("y");
-  const text = (value, range) => {  // as many digits as the chart can tell
+  const text = (value, range) => {  // as many digits as the chart resolves
     const digits = Math.min(9, Math.max(0, 3 - Math.floor(Math.log10(range))));
     return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   };
   const paths = [...svg.querySelectorAll("path[data-name]")];
-  const told = paths.length > 8 ? paths.filter((path) => !path.classList.contains("thin")) : paths;
+  const listed = paths.length > 8 ? paths.filter((path) => !path.classList.contains("thin")) : paths;
   let curves = null;
-  const read = () => told.map((path) => ({
+  const read = () => listed.map((path) => ({
     name: path.dataset.name,
     colour: path.getAttribute("stroke"),
     points: path.getAttribute("d").slice(1).split("L").map((point) => point.split(",").map((at) => at / 1000)),
@@ -34,7 +34,7 @@ for (const svg of document.querySelectorAll("svg.curves")) {
   };
   const show = (event) => {
     curves ??= read();
-    const box = over.getBoundingClientRect();
+    const box = overlay.getBoundingClientRect();
     const wanted = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
     const nearest = (points) => points.reduce((a, b) => (Math.abs(b[0] - wanted) < Math.abs(a[0] - wanted) ? b : a));
     const found = curves.map((curve) => ({ ...curve, at: nearest(curve.points) }));
@@ -43,15 +43,15 @@ for (const svg of document.querySelectorAll("svg.curves")) {
     tip.replaceChildren(line(svg.dataset.across, text(left + x * (right - left), right - left)));
     const close = found.filter((curve) => Math.abs(curve.at[0] - x) < 0.03);
     for (const { name, colour, at } of close) {
-      const beyond = at[1] < -0.001 ? "> " : "";  // the axis is cut there
+      const beyond = at[1] < -0.001 ? "> " : "";  // beyond a cut axis
       tip.append(line(name, beyond + text(high - Math.max(0, at[1]) * (high - low), high - low), colour));
     }
     guide.hidden = tip.hidden = false;
     const aside = x * box.width + (x < 0.5 ? 12 : -12 - tip.offsetWidth);
     tip.style.left = `${Math.min(Math.max(aside, -40), Math.max(box.width - tip.offsetWidth, -40))}px`;
   };
-  over.addEventListener("pointermove", show);
-  over.addEventListener("pointerdown", show);
-  over.addEventListener("pointerleave", hide);
+  overlay.addEventListener("pointermove", show);
+  overlay.addEventListener("pointerdown", show);
+  overlay.addEventListener("pointerleave", hide);
   hide();
 }

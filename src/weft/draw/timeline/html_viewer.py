@@ -29,8 +29,8 @@ from weft.text import format_number
 LIMIT = 200_000  # blocks; more would give a file of tens of megabytes
 
 _HELP = (
-    "Wheel or pinch to zoom, drag to move, hover or tap for details. With the chart focused: arrow keys go from "
-    "block to block, + and − zoom, Shift with an arrow moves, 0 shows all."
+    "Wheel or pinch to zoom, drag to move, hover or tap for details. With the chart focused: arrow keys select "
+    "blocks, + and − zoom, Shift with an arrow key moves, 0 shows everything."
 )
 
 
@@ -144,7 +144,7 @@ def _legends(drawing: Drawing) -> str:
     colours = enumerate(VERSION_COLOURS[: last + 1])
     versions = [_swatch(Style(fill), f"v{index}", f"version {index}") for index, fill in colours]
     if last >= len(VERSION_COLOURS):
-        versions.append("<li>and so on, from the first colour again</li>")
+        versions.append("<li>later versions repeat these colours</li>")
     return (
         f'<ul class="legend" id="by-pass">{"".join(passes)}</ul>'
         f'<ul class="legend" id="by-version" hidden>{"".join(versions)}</ul>'

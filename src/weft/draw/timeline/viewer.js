@@ -1,5 +1,5 @@
-// Draws the timeline of the page on a canvas: zoom, drag, hover, keyboard. What is drawn comes from the page's
-// data, ready to show; see page.py.
+// Draws the timeline on a canvas and handles zoom, drag, hover and keyboard. All texts and colours come from the
+// data of the page; see html_viewer.py.
 (() => {
   "use strict";
 
@@ -10,13 +10,13 @@
   const pen = canvas.getContext("2d");
   const night = matchMedia("(prefers-color-scheme: dark)");
 
-  const ROW = Math.min(54, 6000 / data.ranks); // browsers refuse a canvas of more than some thousand pixels
+  const ROW = Math.min(54, 6000 / data.ranks); // browsers limit the height of a canvas
   const BLOCK = (ROW * 2) / 3, GAP = ROW / 3, TOP = 44, BOTTOM = 26, RIGHT = 16;
-  const ROOMY = ROW >= 50; // there is room for texts
-  const AREA = 16e6; // pixels of a canvas, at the most
+  const ROOMY = ROW >= 50; // room for text
+  const AREA = 16e6; // maximum pixels of the canvas
   const FAMILY = 'ui-sans-serif, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
   const LABEL = `600 12px ${FAMILY}`, SMALL = `9px ${FAMILY}`, AXIS = `11px ${FAMILY}`, RANK = `13px ${FAMILY}`;
-  const DEEPEST = 1e6; // how far one can zoom in
+  const DEEPEST = 1e6; // maximum zoom
 
   let left = 70, width = 0, height = 0;
   let view = { start: 0, span: data.span };
@@ -25,7 +25,7 @@
   let hovered = -1;
   let waiting = false;
 
-  // Blocks of each rank by number, in order of time: those that take time, and updates that take none.
+  // Block indices of each rank, sorted by time: blocks with a duration, and updates without one.
   const rows = Array.from({ length: data.ranks }, () => ({ timed: [], ticks: [] }));
   blocks.rank.forEach((rank, at) => {
     rows[rank][blocks.end[at] > blocks.start[at] ? "timed" : "ticks"].push(at);
@@ -36,7 +36,7 @@
   const y = (rank) => TOP + rank * ROW;
   const isTick = (at) => blocks.end[at] === blocks.start[at];
 
-  // The first of a rank's blocks that ends after a time.
+  // The position of the first block in a list that ends after a time.
   function firstAfter(list, time) {
     let low = 0, high = list.length;
     while (low < high) {
@@ -63,7 +63,7 @@
     pen.fillText(text, place, baseline);
   }
 
-  // Hatched ground, drawn once a style.
+  // The hatched background of a style, drawn once and cached.
   const grounds = new Map();
   function ground(style) {
     if (!style.hatch) return style.fill;
@@ -99,7 +99,7 @@
     const wide = Math.max(to - from, 0.7), style = styleOf(at);
     pen.fillStyle = ground(style);
     if (wide < 5) {
-      pen.fillRect(from, top, wide < 2 ? wide + 0.4 : wide - 0.5, BLOCK); // no seams between the thinnest
+      pen.fillRect(from, top, wide < 2 ? wide + 0.4 : wide - 0.5, BLOCK); // no gaps between the thinnest
       return;
     }
     pen.beginPath();
@@ -111,7 +111,7 @@
     if (ROOMY) drawTexts(at, Math.max(from, left), Math.min(to, width - RIGHT), top, style.ink);
   }
 
-  // Label and version, in the part of the block that is in view.
+  // Label and version, centred in the visible part of the block.
   function drawTexts(at, from, to, top, ink) {
     const middle = (from + to) / 2, room = to - from - 3;
     const label = data.strings[blocks.label[at]], version = data.strings[blocks.version[at]];
@@ -149,7 +149,7 @@
     }
   }
 
-  // Blocks thinner than a pixel share one; the first of them is drawn.
+  // Of several blocks within one pixel, only the first is drawn.
   function drawRow(rank) {
     const { timed, ticks } = rows[rank], top = y(rank), end = view.start + view.span;
     let drawn = 0, pixel = -1;
@@ -166,7 +166,7 @@
     return drawn;
   }
 
-  // The block under the pointer, and its micro-batch wherever else it is in view.
+  // Outlines the hovered block and all visible blocks of its micro-batch.
   function drawHovered() {
     if (hovered < 0) return;
     const same = blocks.microbatch[hovered];
@@ -201,7 +201,7 @@
     }
   }
 
-  // Names of the ranks over whatever reaches under them, and which part of the whole is in view.
+  // Rank names, drawn over blocks that reach into the margin, and a scroll bar for the visible part.
   function drawMargins() {
     pen.fillStyle = theme.paper;
     pen.fillRect(0, 0, left - 4, height);
@@ -256,7 +256,7 @@
     later();
   }
 
-  // The view stays within the timeline.
+  // Sets the visible part, clamped to the timeline.
   function show(start, span) {
     view.span = Math.min(data.span, Math.max(data.span / DEEPEST, span));
     view.start = Math.min(data.span - view.span, Math.max(0, start));
@@ -301,8 +301,8 @@
     tip.style.top = `${above ? top - tall - 12 : top + BLOCK + 12}px`;
   }
 
-  // The next block for the keyboard: along the rank (blocks are numbered in that order), or the one of another
-  // rank that is nearest in time.
+  // The next block for an arrow key: along the rank (indices are in that order), or on another rank, the nearest
+  // in time.
   function step(along, across) {
     if (hovered < 0) return rows[0].timed[firstAfter(rows[0].timed, view.start)];
     if (along) return blocks.rank[hovered + along] === blocks.rank[hovered] ? hovered + along : hovered;
@@ -342,7 +342,7 @@
     }
   }, { passive: false });
 
-  // One pointer drags, two pinch.
+  // One pointer drags, two pointers pinch.
   const pointers = new Map();
   canvas.addEventListener("pointerdown", (event) => {
     pointers.set(event.pointerId, event.offsetX);
