@@ -270,14 +270,26 @@ def test_lines_are_short(page: Path) -> None:
     assert not long
 
 
+# CONTRIBUTING
+
+
+def test_every_path_in_contributing_exists() -> None:
+    paths = re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[^`\s]*)`", text_of("CONTRIBUTING"))
+    assert len(paths) > 30
+    for path in paths:
+        assert (ROOT / path).exists(), path
+
+
+def test_every_name_in_contributing_is_in_its_file() -> None:
+    """`NAME` in `path/file.py`."""
+    pairs = re.findall(r"`(\w+)` in `([\w./]+\.py)`", text_of("CONTRIBUTING"))
+    assert len(pairs) > 8
+    for name, path in pairs:
+        assert re.search(rf"\b{name}\b", (ROOT / path).read_text("utf-8")), f"{path} has no {name}"
+
+
 def targets() -> set[str]:
     return set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-
-
-def test_every_make_target_in_the_text_exists() -> None:
-    for page in PAGES:
-        for target in re.findall(r"`make ([\w-]+)`", text_of(page)):
-            assert target in targets(), f"{page}.md names make {target}"
 
 
 def test_the_costs_of_the_simulator_page_are_those_of_the_example() -> None:
