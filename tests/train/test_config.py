@@ -30,7 +30,7 @@ class Resnet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class Custom:
     name: str
     options: dict[str, Any] = option({}, "what the function takes")
 
@@ -64,7 +64,7 @@ class Train:
 class Job:
     train: Train = option(Train(), "how to train")
     method: str = option("wpipe", "schedule", allowed=["1f1b", "wpipe", "xpipe"])
-    model: Any = tagged(MODELS, "gpt", "what to train", own=Own)
+    model: Any = tagged(MODELS, "gpt", "what to train", custom=Custom)
 
 
 def refused(table: dict[str, Any]) -> str:
@@ -125,13 +125,13 @@ def test_a_value_of_its_type_is_taken(key: str, value: Any, read: Any) -> None:
         ("updates", 0, "train.updates must be a whole number of at least 1 (got 0)"),
         ("rank", "1", 'train.rank must be a whole number (got "1")'),
         ("nested", 1, "train.nested must be true or false (got 1)"),
-        ("note", 1, "train.note must be a text (got 1)"),
-        ("note", None, "train.note must be a text (got None)"),
+        ("note", 1, "train.note must be a string (got 1)"),
+        ("note", None, "train.note must be a string (got None)"),
         ("steps", 1, "train.steps must be a list of whole numbers of at least 1 (got 1)"),
         ("steps", [1, 0], "train.steps[1] must be a whole number of at least 1 (got 0)"),
         ("steps", [True], "train.steps[0] must be a whole number of at least 1 (got true)"),
         ("betas", [math.inf], "train.betas[0] must be a number of at least 0 and below 1 (got inf)"),
-        ("words", "loss", 'train.words must be a list of texts, each one of loss, lr, bubble (got "loss")'),
+        ("words", "loss", 'train.words must be a list of strings, each one of loss, lr, bubble (got "loss")'),
         ("words", [["loss"]], 'train.words[0] must be one of loss, lr, bubble (got ["loss"])'),
         ("words", ["los"], "train.words[0] must be one of loss, lr, bubble (got \"los\"), did you mean 'loss'?"),
         ("free", 3, "train.free must be a table (got 3)"),
@@ -187,21 +187,21 @@ def test_a_type_that_no_key_can_have_is_the_programmers_error() -> None:
         ({"method": 1}, "method must be one of 1f1b, wpipe, xpipe (got 1)"),
         (
             {"train": {"lrr": 1}},
-            "train.lrr: there is no such key, did you mean 'train.lr'?; keys of train: lr, dropout, updates, "
+            "train.lrr: unknown key, did you mean 'train.lr'?; keys of train: lr, dropout, updates, "
             "nested, note, steps, betas, words, free, clip, rank",
         ),
         (
             {"train": {"clip": {"Norms": 1}}},
-            "train.clip.Norms: there is no such key, did you mean 'train.clip.norm'?; keys of train.clip: norm",
+            "train.clip.Norms: unknown key, did you mean 'train.clip.norm'?; keys of train.clip: norm",
         ),
-        ({"trian": {"lr": 1}}, "trian: there is no such key, did you mean 'train'?; there are train, method, model"),
-        ({"lr": 1}, "lr: there is no such key, did you mean 'train.lr'?; there are train, method, model"),
-        ({"zzz": 1}, "zzz: there is no such key; there are train, method, model"),
+        ({"trian": {"lr": 1}}, "trian: unknown key, did you mean 'train'?; there are train, method, model"),
+        ({"lr": 1}, "lr: unknown key, did you mean 'train.lr'?; there are train, method, model"),
+        ({"zzz": 1}, "zzz: unknown key; there are train, method, model"),
         (
             {"model": {"lyers": 1}},
-            "model.lyers: there is no such key, did you mean 'model.layers'?; keys of model gpt:",
+            "model.lyers: unknown key, did you mean 'model.layers'?; keys of model gpt:",
         ),
-        ({"model": {"name": "resnet18", "layers": 1}}, "model.layers: there is no such key; keys of model resnet18:"),
+        ({"model": {"name": "resnet18", "layers": 1}}, "model.layers: unknown key; keys of model resnet18:"),
         ({"model": {"size": "Small"}}, "model.size must be one of tiny, small (got \"Small\"), did you mean 'small'?"),
         ({"model": {"name": "resnet18", "stem": 33}}, "model.stem must be one of 0, 32, 224 (got 33)"),
         ({"model": "gpt"}, 'model is a section (got "gpt"); give its keys, such as model.name'),
@@ -248,8 +248,8 @@ def test_the_name_of_a_tagged_section_chooses_its_keys() -> None:
 @pytest.mark.parametrize("name", ["pkg.mod:fn", "mod:fn", "mod:Class.make", "dir/file.py:fn", "C:\\dir\\file.py:fn"])
 def test_a_function_of_ones_own_takes_free_options(name: str) -> None:
     table = {"model": {"name": name, "options": {"width": 3, "deep": {"er": [1.5]}}}}
-    assert section(Job, table).model == Own(name=name, options={"width": 3, "deep": {"er": [1.5]}})
-    assert "model.width: there is no such key; keys of model" in refused({"model": {"name": name, "width": 3}})
+    assert section(Job, table).model == Custom(name=name, options={"width": 3, "deep": {"er": [1.5]}})
+    assert "model.width: unknown key; keys of model" in refused({"model": {"name": name, "width": 3}})
 
 
 @pytest.mark.parametrize("name", ["mod:", ":fn", "mod:1", "mod:a b", "mod:a.", ":"])
@@ -307,20 +307,23 @@ def test_set_reads_toml_and_else_text(text: str, key: str, value: Any) -> None:
         (["=3"], '--set takes key=value, such as model.options={} (got "=3")'),
         (["train=3"], '--set train is a section (got "3"); give its keys, such as train.lr'),
         (["model=gpt"], '--set model is a section (got "gpt"); give its keys, such as model.name'),
-        (["train.lrr=1"], "--set train.lrr: there is no such key, did you mean 'train.lr'?; keys of train: lr,"),
-        (["trian.lr=1"], "--set trian: there is no such key, did you mean 'train'?;"),
+        (["train.lrr=1"], "--set train.lrr: unknown key, did you mean 'train.lr'?; keys of train: lr,"),
+        (["trian.lr=1"], "--set trian: unknown key, did you mean 'train'?;"),
         (["train.lr=fast"], '--set train.lr must be a number above 0 and at most 10 (got "fast")'),
         (["train.lr.x=1"], "--set train.lr must be a number above 0 and at most 10 (got {x"),
         (["train.lr=1", "train.lr.x=1"], '--set train.lr.x: train.lr already has the value "1"'),
-        (["train..lr=1"], "--set train.: there is no such key;"),
+        (["train..lr=1"], "--set train.: unknown key;"),
         (["method=WPIPE"], '--set method must be one of 1f1b, wpipe, xpipe (got "WPIPE"), did you mean'),
         (["model.name=gtp"], "--set model.name must be one of gpt, resnet18, resnet50, or package.module:function"),
-        (["model.name=resnet18", "model.layers=3"], "--set model.layers: there is no such key; keys of model resnet18"),
+        (["model.name=resnet18", "model.layers=3"], "--set model.layers: unknown key; keys of model resnet18"),
         (["train.steps=[1, 0]"], "--set train.steps[1] must be a whole number of at least 1 (got 0)"),
         (["train.steps=1,2"], '--set train.steps must be a list of whole numbers of at least 1 (got "1,2")'),
         (["train.free=3"], "--set train.free must be a table (got 3)"),
-        (["train.free={a = [1, 12:30:00]}"], "--set train.free.a[1] must be a text (in quotes), a number, true"),
-        (["train.free.when=2024-01-01"], "--set train.free.when must be a text (in quotes), a number, true, false, a"),
+        (["train.free={a = [1, 12:30:00]}"], "--set train.free.a[1] must be a string (in quotes), a number, true"),
+        (
+            ["train.free.when=2024-01-01"],
+            "--set train.free.when must be a string (in quotes), a number, true, false, a",
+        ),
     ],
 )
 def test_set_is_named_in_its_errors(sets: list[str], message: str) -> None:
@@ -341,8 +344,8 @@ def test_another_name_by_set_leaves_the_files_keys_of_the_old_one_behind(file: P
     assert load(Job, file, ["model.stem=32", "model.name=resnet18"]).model == Resnet(name="resnet18", stem=32)
     assert load(Job, file, ["model.name=resnet18", "model.name=gpt"]).model == Gpt(layers=4)
     own = load(Job, file, ["model.name=a.b:c", "model.options.width=3"]).model
-    assert own == Own(name="a.b:c", options={"width": 3})
-    assert refused_load(file, "model.name=resnet18", "model.layers=3").startswith("--set model.layers: there is no")
+    assert own == Custom(name="a.b:c", options={"width": 3})
+    assert refused_load(file, "model.name=resnet18", "model.layers=3").startswith("--set model.layers: unknown")
 
     file.write_text("[model]\nlayers = 4\n")  # the default's name, unsaid
     assert load(Job, file, ["model.name=resnet18"]).model == Resnet(name="resnet18")
@@ -358,7 +361,7 @@ def test_another_name_by_set_leaves_the_files_keys_of_the_old_one_behind(file: P
 
 def test_what_a_file_says_wrongly_stays_wrong_whatever_is_set(file: Path) -> None:
     file.write_text('[model]\nname = "gpt"\nstem = 32\n')
-    assert refused_load(file, "model.name=resnet18").startswith("job.toml: model.stem: there is no such key; keys of")
+    assert refused_load(file, "model.name=resnet18").startswith("job.toml: model.stem: unknown key; keys of")
     file.write_text('[train]\nlr = "fast"\n')
     assert refused_load(file, "train.lr=1").startswith("job.toml: train.lr must be a number")
 
@@ -387,7 +390,7 @@ def test_only_the_final_values_are_built(file: Path) -> None:
     [
         ("[train]\nlr = 'x'\n", 'job.toml: train.lr must be a number above 0 and at most 10 (got "x")'),
         ("[train]\nlr = 2024-01-01\n", "job.toml: train.lr must be a number above 0 and at most 10 (got 2024-01-01)"),
-        ("[train]\nfree.a = [12:30:00]\n", "job.toml: train.free.a[0] must be a text (in quotes), a number"),
+        ("[train]\nfree.a = [12:30:00]\n", "job.toml: train.free.a[0] must be a string (in quotes), a number"),
         ("[[train]]\nlr = 1\n", "job.toml: train is a section (got [{lr = 1}]); give its keys"),
         ("[train]\nlr 3\n", "job.toml is not TOML: Expected '=' after a key in a key/value pair (at line 2, column 4)"),
         ("[train]\nlr = 1\nlr = 2\n", "job.toml is not TOML: Cannot overwrite a value (at line 3, column 7)"),
@@ -434,7 +437,7 @@ TRAINS = st.builds(
     clip=st.builds(Clip, norm=st.floats(0, exclude_min=True, allow_nan=False)),
 )
 NAMED = st.builds(Gpt, layers=st.integers(1)) | st.builds(Resnet, name=st.sampled_from(["resnet18", "resnet50"]))
-OWNED = st.builds(Own, name=st.just('dir with "quotes"/é.py:fn'), options=FREE)
+OWNED = st.builds(Custom, name=st.just('dir with "quotes"/é.py:fn'), options=FREE)
 
 
 @settings(max_examples=60)
@@ -446,7 +449,9 @@ def test_what_is_written_reads_as_the_same_job(job: Job) -> None:
 
 
 def test_what_is_written_goes_through_a_file(file: Path) -> None:
-    job = Job(train=Train(note="\x7f\r\n\t\0\"'\\ \u2028 ☃ 😀", free={"": {"a.b": [], "é": {}}}), model=Own(name="a:b"))
+    job = Job(
+        train=Train(note="\x7f\r\n\t\0\"'\\ \u2028 ☃ 😀", free={"": {"a.b": [], "é": {}}}), model=Custom(name="a:b")
+    )
     file.write_text(to_toml(job), encoding="utf-8")
     assert load(Job, file) == job
 
@@ -489,7 +494,7 @@ def test_a_comment_that_does_not_fit_beside_its_key_is_above_it() -> None:
 
 
 def test_what_toml_cannot_hold_is_not_written() -> None:
-    with pytest.raises(WeftError, match=r"^train\.free\.a must be a text .* \(got None\)$"):
+    with pytest.raises(WeftError, match=r"^train\.free\.a must be a string .* \(got None\)$"):
         to_toml(Job(train=Train(free={"a": None})))
 
 
@@ -501,7 +506,7 @@ def test_describe_has_a_row_for_every_key_that_can_be_given() -> None:
     assert found["train.steps"][:2] == ["list of whole numbers", "[]"]
     assert found["train.nested"] == ["true or false", "false", "whether it is", ""]
     assert found["train.clip.norm"][1] == "1.0"
-    assert found["model.name"][:3] == ["text", '"gpt"', "what to train"]
+    assert found["model.name"][:3] == ["string", '"gpt"', "what to train"]
     assert found["model.name"][3].startswith("one of gpt, resnet18, resnet50, or package.module:function")
     assert found["model.stem"][2] == "resnet18, resnet50: pixels"
     assert found["model.options"] == ["table", "{}", "your own: what the function takes", ""]

@@ -113,8 +113,8 @@ class Job:
     """One training run."""
 
     name: str = option("", "of the run's folder; empty: from model and schedule, numbered")
-    model: Any = tagged(MODELS, "gpt", "what is trained", own=CustomModel)
-    data: Any = tagged(DATA, "python", "on what", own=CustomData)
+    model: Any = tagged(MODELS, "gpt", "what is trained", custom=CustomModel)
+    data: Any = tagged(DATA, "python", "on what", custom=CustomData)
     schedule: ScheduleChoice = field(default_factory=ScheduleChoice)
     train: Training = field(default_factory=Training)
     evaluate: Evaluation = field(default_factory=Evaluation)
