@@ -1,5 +1,6 @@
 """The README stays short and shows what it claims to show; its commands, snippets and links: see test_docs.py."""
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -18,3 +19,54 @@ def test_the_picture_names_the_command_that_draws_it() -> None:
     """tests/test_cli.py runs the command and compares."""
     assert "(docs/wpipe.svg)" in README
     assert "`weft draw wpipe --stages 4 --microbatches 4 --until 18.5 -o wpipe.svg`" in README
+
+
+# Figures: the tables of benchmarks/ are those of the recorded results (tests/bench/test_results.py)
+
+TEXT = " ".join(README.split())
+
+
+def rows(benchmark: str, table: str) -> list[list[str]]:
+    """The cells of a table of a benchmark's page, without its head."""
+    page = (ROOT / "benchmarks" / benchmark / "README.md").read_text("utf-8")
+    begin = re.search(rf"<!-- table {table}\b.*-->", page)
+    assert begin is not None
+    lines = page[begin.end() :].partition("<!-- end")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][2:]
+
+
+def number(cell: str) -> float:
+    """The median of `0.95 (0.91 to 0.97)`; 0 for a dash."""
+    return float(cell.split()[0]) if cell[:1].isdigit() else 0.0
+
+
+def test_the_throughput_is_the_measured_one() -> None:
+    two, eight = ({row[0]: number(row[column]) for row in rows("throughput", "transformer")} for column in (1, 3))
+    resnext = {row[0]: number(row[1]) for row in rows("throughput", "resnext")}
+    torch = [name for name in two if name.startswith("torch ")]
+    for words in (
+        f"`xpipe` reaches {two['weft xpipe']:.2f}, `2bw` {two['weft 2bw']:.2f} and `wpipe` {two['weft wpipe']:.2f}",
+        f"DDP reaches {two['DDP']:.2f} ({resnext['DDP']:.2f} on a ResNeXt)",
+        f"the best of `torch.distributed.pipelining` {max(two[name] for name in torch):.2f}",
+        f"DeepSpeed {two['DeepSpeed']:.2f}",
+        f"torch's best ({max(eight[name] for name in torch):.2f}) and DDP ({eight['DDP']:.2f})",
+        f"`2bw` ({eight['weft 2bw']:.2f}) and pass `wpipe` ({eight['weft wpipe']:.2f})",
+    ):
+        assert words in TEXT
+
+
+def test_the_slowdown_is_the_measured_one() -> None:
+    slowdowns = [(row[0], number(row[7])) for row in rows("slow-link", "slowdown")]  # at 100 Mbit/s
+    weft = [slowdown for name, slowdown in slowdowns if name.startswith("weft ")]
+    assert f"slows weft by {min(weft):.2f} to {max(weft):.2f} x" in TEXT
+    assert f"DDP by {max(slowdown for name, slowdown in slowdowns if name == 'DDP'):.0f} x" in TEXT
+
+
+def test_the_memory_is_the_measured_one() -> None:
+    saved = {}
+    for model in ("small", "base"):
+        counted = {row[0]: number(row[6]) for row in rows("memory", model)}
+        for end in ("", ", recompute"):
+            saved[model + end] = round(100 * (1 - counted["wpipe" + end] / counted["2bw" + end]))
+    assert f"`wpipe` holds {saved['base']} % less than `2bw` ({saved['base, recompute']} % with recompute)" in TEXT
+    assert f"{saved['small, recompute']} % less with recompute but {-saved['small']} % more without" in TEXT
