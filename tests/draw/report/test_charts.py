@@ -102,7 +102,7 @@ def test_an_axis_that_is_cut_says_so() -> None:
 
 def test_zero_is_on_the_axis_where_it_matters() -> None:
     level = [(0.0, 300.0), (1.0, 310.0)]
-    assert 'data-y="0 ' in chart(Curve(name="a", points=level, tone=0), zero=True)
+    assert 'data-y="0 ' in chart(Curve(name="a", points=level, tone=0), from_zero=True)
     assert 'data-y="0 ' not in chart(Curve(name="a", points=level, tone=0))
 
 

@@ -26,6 +26,7 @@ DASHES = ("", "8 3", "3 2", "10 3 2 3", "5 5", "14 3", "2 5", "10 3 2 3 2 3")
 MARKS = ("circle", "square", "diamond", "triangle")
 SHAPES = {"square": "M-3.5-3.5h7v7h-7z", "diamond": "M0-5L5 0L0 5L-5 0z", "triangle": "M0-5L5 4H-5z"}
 _SCALES = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))  # threshold, divisor, suffix
+_STRETCH = 'viewBox="0 0 1000 1000" preserveAspectRatio="none"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def line_chart(
     *,
     x_label: str,
     y_label: str,
-    zero: bool = False,
+    from_zero: bool = False,
     cut: float = 12.0,
     reference: tuple[str, float] | None = None,
     note: str = "",
@@ -94,7 +95,7 @@ def line_chart(
     right = max(x for curve in curves for x, _ in curve.points) or 1.0
     left = min(0.0, min(x for curve in curves for x, _ in curve.points))
     values = sorted(y for curve in curves for _, y in curve.points)
-    low, high = _range(values, reference, zero, cut)
+    low, high = _range(values, reference, from_zero, cut)
     is_cut = values[-1] > high * (1 + 1e-9)
     if is_cut:
         note = f"{note} The axis is cut: values go up to {short(values[-1])}.".strip()
@@ -113,7 +114,7 @@ def line_chart(
             drawn += [_mark(curve.tone, *place(x, y)) for x, y in curve.points if y <= high]
     main = [_curve_description(curve) for curve in curves if curve.weight == "main"]
     description = f"{y_label} against {x_label}. " + ". ".join(main)
-    box = f'data-x="{left:.9g} {right:.9g}" data-y="{low:.9g} {high:.9g}" data-across="{escape(x_label)}"'
+    box = f'data-x="{left:.9g} {right:.9g}" data-y="{low:.9g} {high:.9g}" data-x-label="{escape(x_label)}"'
     picture = f'<div class="plot">{_svg(title, description, "".join(drawn), f"class=curves {box}")}</div>'
     entries = [f"<li>{_legend_sample(curve)}{escape(curve.name)}</li>" for curve in curves if curve.weight != "thin"]
     legend = f'<ul class="legend">{"".join(entries)}</ul>' if len(curves) > 1 else ""
@@ -162,10 +163,9 @@ def bar_chart(
     return _figure(caption, legend, f'<div class="panels">{"".join(shown)}</div>', note, data, raw=True)
 
 
-_STRETCH = 'viewBox="0 0 1000 1000" preserveAspectRatio="none"'
-
-
-def _range(ordered: list[float], reference: tuple[str, float] | None, zero: bool, cut: float) -> tuple[float, float]:
+def _range(
+    ordered: list[float], reference: tuple[str, float] | None, from_zero: bool, cut: float
+) -> tuple[float, float]:
     """The ends of the y axis, at round numbers."""
     low, high = ordered[0], ordered[-1]
     most = ordered[int(0.85 * (len(ordered) - 1))]
@@ -173,7 +173,7 @@ def _range(ordered: list[float], reference: tuple[str, float] | None, zero: bool
         high = low + max(2.0, cut / 3) * (most - low)
     if reference:
         low, high = min(low, reference[1]), max(high, reference[1])
-    if zero:
+    if from_zero:
         low = min(0.0, low)
     if high <= low:
         low, high = (low - abs(low) * 0.1, high + abs(high) * 0.1) if low else (0.0, 1.0)

@@ -153,12 +153,12 @@ def _learning_rate_chart(runs: Sequence[Run], axis: _Axis) -> str:
     curves, note = _group_curves(runs, lambda run: series(run.training, "lr"), axis), _group_note(runs)
     if len(curves) > 1 and len({tuple(curve.points) for curve in curves}) == 1:
         curves, note = [Curve(name="all runs", points=curves[0].points, tone=0)], "The same in all runs."
-    return line_chart("Learning rate", curves, x_label=axis.name, y_label="learning rate", zero=True, note=note)
+    return line_chart("Learning rate", curves, x_label=axis.name, y_label="learning rate", from_zero=True, note=note)
 
 
 def _throughput_chart(runs: Sequence[Run], axis: _Axis) -> str:
     curves, note = _training_curves(runs, "samples_per_second", axis)
-    return line_chart("Throughput", curves, x_label=axis.name, y_label="samples/s", zero=True, note=note)
+    return line_chart("Throughput", curves, x_label=axis.name, y_label="samples/s", from_zero=True, note=note)
 
 
 def _time_axis(runs: Sequence[Run]) -> _Axis:

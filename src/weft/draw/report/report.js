@@ -40,7 +40,7 @@ for (const svg of document.querySelectorAll("svg.curves")) {
     const found = curves.map((curve) => ({ ...curve, at: nearest(curve.points) }));
     const [x] = nearest(found.map((curve) => curve.at));
     guide.style.left = `${100 * x}%`;
-    tip.replaceChildren(line(svg.dataset.across, text(left + x * (right - left), right - left)));
+    tip.replaceChildren(line(svg.dataset.xLabel, text(left + x * (right - left), right - left)));
     const close = found.filter((curve) => Math.abs(curve.at[0] - x) < 0.03);
     for (const { name, colour, at } of close) {
       const beyond = at[1] < -0.001 ? "> " : "";  // beyond a cut axis
