@@ -126,7 +126,7 @@ def test_after_a_flush_the_newest_version_is_version_0() -> None:
         advance(one)
     one.release(3)  # of the run before the flush: it must not let anything be overwritten after it
     held = one.extra_bytes
-    one.begin_anew()
+    one.restart()
     assert values(one, 0) == {3}
     assert one.newest == 0
     with pytest.raises(KeyError):
@@ -536,7 +536,7 @@ def test_a_flush_leaves_the_newest_weights_in_the_modules() -> None:
     one = parameter_set(module)
     one.update([*push(module)])
     one.install(one.versions.read(0))
-    one.begin_anew()
+    one.restart()
     for mine, live in zip(module.parameters(), one.versions.live, strict=True):
         assert mine.data_ptr() == live.data_ptr()
     assert one.versions.newest == 0

@@ -190,7 +190,7 @@ class Worker:
             if self.staleness[chunk.number].due(flight.minibatch):
                 self._sample(steps, flight)
             for one, leaves in zip(chunk.sets, flight.weights, strict=True):
-                one.treatment.read(leaves)
+                one.first_read(leaves)
             self._hold_buffers()
         output, wants = chunk.forward(index, flight)
         if chunk.last:
@@ -350,7 +350,7 @@ class Worker:
         self.begun += minibatches
         for chunk in self.chunks.values():
             for one in chunk.sets:
-                one.begin_anew()
+                one.restart()
 
     # Evaluation
 
@@ -422,10 +422,9 @@ class Worker:
         self._hold_buffers()
 
     def _hold_buffers(self) -> None:
-        predictions = sum(one.prediction_bytes for one in self._sets())
+        held = sum(one.buffer_bytes for one in self._sets())
         samples = sum(one.nbytes for one in self.staleness.values())
-        treatments = sum(one.treatment.nbytes for one in self._sets())
-        self.meter.hold(buffers=self._link_bytes + predictions + samples + treatments)
+        self.meter.hold(buffers=self._link_bytes + held + samples)
 
     def _sets(self) -> list[ParameterSet]:
         return [one for chunk in self.chunks.values() for one in chunk.sets]

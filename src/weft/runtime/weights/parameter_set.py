@@ -123,19 +123,25 @@ class ParameterSet:
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
 
-    def begin_anew(self) -> None:
-        self.versions.begin_anew()
+    def restart(self) -> None:
+        """After a flush: the newest version counts as version 0."""
+        self.versions.restart()
         self._predictions.outdate()
         self.install(self.versions.read(0))
 
+    def first_read(self, leaves: Leaves) -> None:
+        """The first forward of the next mini-batch reads these."""
+        self.treatment.read(leaves)
+
     @property
-    def prediction_bytes(self) -> int:
-        """Bytes of buffers for predicted weights, in use or not, and of what their prediction keeps."""
-        return self._predictions.nbytes + (0 if self.predictor is None else self.predictor.nbytes)
+    def buffer_bytes(self) -> int:
+        """Bytes of predicted weights, and of what predictor and cures hold."""
+        predictor = 0 if self.predictor is None else self.predictor.nbytes
+        return self._predictions.nbytes + predictor + self.treatment.nbytes
 
     @property
     def optimizer_bytes(self) -> int:
-        """Bytes of the optimizer's own state."""
+        """Bytes of the optimizer's state."""
         return 0 if self.optimizer is None else sum(_bytes(state) for state in self.optimizer.state.values())
 
     @property

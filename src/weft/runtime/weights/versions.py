@@ -64,7 +64,7 @@ class Versions:
         self.newest += 1
         self._leaves[self.newest] = leaves
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """After a flush: the newest version is version 0, and no other is read again."""
         leaves = self._leaves.pop(self.newest)
         self._free.extend(self._leaves.values())
