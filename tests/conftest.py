@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.scripts import Starter
+    from tests.helpers.scripts import Starter
 
 # a busy machine is no failure, and CI looks at the same examples every time
 settings.register_profile(
@@ -23,22 +23,22 @@ settings.load_profile("weft")
 LONGEST = (
     "train/test_processes.py",
     "train/test_examples.py",
-    "runtime/test_failures.py",
-    "runtime/test_launch.py",
+    "runtime/process/test_failures.py",
+    "runtime/process/test_launch.py",
     "test_docs.py",
-    "runtime/test_law.py",
-    "runtime/test_law_prediction.py",
-    "runtime/test_law_processes.py",
-    "runtime/test_real_ranks.py",
-    "runtime/test_law_prediction_worth.py",
+    "runtime/law/test_law.py",
+    "runtime/law/test_prediction_law.py",
+    "runtime/law/test_law_real_ranks.py",
+    "runtime/comm/test_process_transport.py",
+    "runtime/law/test_prediction_controls.py",
     "test_readme.py",
     "simulate/test_scale.py",
     "simulate/test_simulation.py",
     "simulate/test_figures.py",
     "train/test_compare.py",
     "train/test_loop.py",
-    "runtime/test_meters.py",
-    "runtime/test_resume.py",
+    "runtime/engine/test_meters.py",
+    "runtime/checkpoint/test_resume.py",
 )
 HERE = Path(__file__).parent
 PLACES = {HERE / name: place for place, name in enumerate(LONGEST)}
@@ -68,7 +68,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def starter() -> "Iterator[Starter]":
     """The process that scripts and commands are forked from."""
-    from tests.scripts import Starter  # imports torch
+    from tests.helpers.scripts import Starter  # imports torch
 
     process = Starter()
     try:

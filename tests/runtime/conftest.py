@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scripts import Scripts, Starter
+from tests.helpers.scripts import Scripts, Starter
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.scripts import Commands, Starter
+from tests.helpers.scripts import Commands, Starter
 
 
 @pytest.fixture

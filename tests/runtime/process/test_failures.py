@@ -19,15 +19,15 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.jobs import eventually
-from tests.scripts import SOON, TORCHRUN, Done, Script, Scripts, Starter
+from tests.helpers.rank_functions import eventually
+from tests.helpers.scripts import SOON, TORCHRUN, Done, Script, Scripts, Starter
 from torch import Tensor, nn
 
 import weft
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
-ROOT = str(Path(__file__).parents[2])
+ROOT = str(Path(__file__).parents[3])
 WIDTH, MICROBATCHES, RANKS = 8, 4, 3
 LONG = 60.0  # a deadline that no case comes to, so that no failure is only found by it
 SHORT = 2.0  # a deadline that a case waits for

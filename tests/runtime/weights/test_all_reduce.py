@@ -1,7 +1,7 @@
 """Sums over members that may live in other processes, and what is made of them: means, ties, norms.
 
 Processes are played by threads here: a `Meeting` adds up what each of them brings, as an all-reduce does, and can
-be made to fail. With real processes, `test_law_processes.py` and `test_real_ranks.py` run the same lines.
+be made to fail. With real processes, `test_law_real_ranks.py` and `test_process_transport.py` run the same lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.test_launch import eventually
+from tests.helpers.rank_functions import eventually
 from torch import Tensor
 
 from weft.errors import WeftError

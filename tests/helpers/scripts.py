@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.jobs import DEADLINE, eventually
+from tests.helpers.rank_functions import DEADLINE, eventually
 
 import weft
 
@@ -25,7 +25,7 @@ SOON = 10.0  # seconds; weft takes 2, a busy machine may take longer
 PATIENCE = 900.0  # seconds, for half a minute of computation on an idle machine
 MARK = "WEFT_TEST_MARK"
 HERE = Path(__file__).parent
-ROOT = HERE.parent
+ROOT = HERE.parents[1]
 SOURCES = Path(weft.__file__).parents[1]  # which may not be the installed ones
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -138,7 +138,7 @@ class Scripts(Marked):
         """As `python script.py arguments`, or `python -m …` with the script under a module."""
         path = self.folder / "script.py"
         path.write_text(text)
-        runtime = os.pathsep.join([str(HERE / "runtime"), str(SOURCES)])  # scripts import `jobs` from there
+        runtime = os.pathsep.join([str(HERE), str(SOURCES)])  # scripts import `rank_functions` from there
         return self._start(
             "script",
             command=[*under, str(path), *arguments],

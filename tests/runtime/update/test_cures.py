@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.runtime.models import BALANCE, OPTIMIZERS, SCHEDULERS, Run, batches, build, distance, loss_fn
-from tests.runtime.oracle import Delay, Oracle, delays
+from tests.helpers.models import BALANCE, OPTIMIZERS, SCHEDULERS, Run, batches, build, distance, loss_fn
+from tests.helpers.oracle import Delay, Oracle, delays
 from torch import Tensor, nn
 
 import weft

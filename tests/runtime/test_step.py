@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.models import ASYNCHRONOUS, SYNCHRONOUS
-from tests.runtime.oracle import Oracle, delays
-from tests.runtime.plain import (
+from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
+from tests.helpers.oracle import Oracle, delays
+from tests.helpers.plain import (
     ROWS,
     WIDTH,
     Batch,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.models import ASYNCHRONOUS, BALANCE, SYNCHRONOUS, batches, build, loss_fn
+from tests.helpers.models import ASYNCHRONOUS, BALANCE, SYNCHRONOUS, batches, build, loss_fn
 from torch import Tensor, nn
 
 import weft

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.models import Run, distance
-from tests.runtime.prediction_cases import (
+from tests.helpers.models import Run, distance
+from tests.helpers.prediction_cases import (
     ADDED,
     FLAVOURS,
     LINEAR,
@@ -28,7 +28,7 @@ from tests.runtime.prediction_cases import (
     expected,
     train_all,
 )
-from tests.runtime.prediction_oracle import (
+from tests.helpers.prediction_oracle import (
     direction,
 )
 from torch import nn

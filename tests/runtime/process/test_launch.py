@@ -1,6 +1,6 @@
 """Local ranks: real processes, started by scripts as users start them.
 
-What ranks run stands in `jobs.py`, and the scripts import it from there.
+What ranks run stands in `rank_functions.py`, and the scripts import it from there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import pytest
-from tests.runtime.jobs import DEADLINE, none, state
-from tests.runtime.jobs import eventually as eventually
-from tests.scripts import SOON, TORCHRUN, Scripts
+from tests.helpers.rank_functions import DEADLINE, eventually, none, state
+from tests.helpers.scripts import SOON, TORCHRUN, Scripts
 
 from weft.errors import WeftError
 from weft.runtime.process import hang_dump
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 GOOD = """
 import json, os, sys
 from dataclasses import dataclass
-from jobs import arrive, eventually, launch, listeners, state
+from rank_functions import arrive, eventually, launch, listeners, state
 
 @dataclass
 class Shift:
@@ -93,7 +92,7 @@ def test_threads_are_the_users_choice_and_the_folder_is_private(scripts: Scripts
     """Where files can't go without a name (not on Linux), they stand in a folder of their own."""
     done = scripts.run(
         "import os\n"
-        "from jobs import report, settings\n"
+        "from rank_functions import report, settings\n"
         "if __name__ == '__main__':\n"
         "    del os.memfd_create\n"
         "    report(settings, ranks=1)\n"
@@ -174,7 +173,7 @@ def test_a_script_without_a_guard_is_told_so(scripts: Scripts) -> None:
 def test_a_function_that_only_the_parent_knows_is_told(scripts: Scripts) -> None:
     done = scripts.run(
         "import sys, types\n"
-        "from jobs import report\n"
+        "from rank_functions import report\n"
         "if __name__ == '__main__':\n"
         "    ghost = sys.modules['ghost'] = types.ModuleType('ghost')\n"
         "    exec('def work(): pass', ghost.__dict__)\n"
@@ -188,7 +187,7 @@ def test_a_function_that_only_the_parent_knows_is_told(scripts: Scripts) -> None
 
 
 def test_a_failure_ends_all_ranks_and_is_told_with_its_traceback(scripts: Scripts) -> None:
-    done = scripts.run("from jobs import *\nif __name__ == '__main__': report(failing, ranks=3)")
+    done = scripts.run("from rank_functions import *\nif __name__ == '__main__': report(failing, ranks=3)")
     assert done.out.startswith("no line is lost")
     said = json.loads(done.out.removeprefix("no line is lost"))
     assert said["error"] == "RunError"
@@ -203,7 +202,7 @@ def test_a_failure_ends_all_ranks_and_is_told_with_its_traceback(scripts: Script
 
 
 def test_the_cause_is_told_and_not_its_echoes(scripts: Scripts) -> None:
-    done = scripts.run("from jobs import *\nif __name__ == '__main__': report(echoing, ranks=3)")
+    done = scripts.run("from rank_functions import *\nif __name__ == '__main__': report(echoing, ranks=3)")
     message = done.said[0]["message"]
     assert message.startswith("rank 2 failed: RunError: rank 2, chunk 2, micro-batch 7 (2F7)\n")
     assert "LookupError: no such layer" in message
@@ -211,7 +210,7 @@ def test_the_cause_is_told_and_not_its_echoes(scripts: Scripts) -> None:
 
 
 def test_a_killed_rank_is_named_and_a_stopped_one_is_not_left(scripts: Scripts) -> None:
-    done = scripts.run("from jobs import *\nif __name__ == '__main__': report(killed, ranks=3)")
+    done = scripts.run("from rank_functions import *\nif __name__ == '__main__': report(killed, ranks=3)")
     (said,) = done.said
     assert said["error"] == "RunError"
     assert said["message"].startswith("rank 2 was killed by SIGKILL")
@@ -221,7 +220,7 @@ def test_a_killed_rank_is_named_and_a_stopped_one_is_not_left(scripts: Scripts) 
 
 def test_other_ways_to_end(scripts: Scripts) -> None:
     done = scripts.run(
-        "from jobs import *\n"
+        "from rank_functions import *\n"
         "if __name__ == '__main__':\n"
         "    report(leaving, None, ranks=1)\n"
         "    report(leaving, 3, ranks=1)\n"
@@ -248,7 +247,7 @@ def test_other_ways_to_end(scripts: Scripts) -> None:
 LATE = """
 import os, sys, time
 from pathlib import Path
-from jobs import none, report
+from rank_functions import none, report
 
 def stuck():
     Path("stuck").touch()
@@ -282,7 +281,7 @@ def test_a_rank_that_never_comes_up_is_named_and_shows_where_it_is(scripts: Scri
 ORPHANS = """
 import os, signal, sys, time
 from pathlib import Path
-from jobs import launch
+from rank_functions import launch
 
 def work():
     os.kill(os.getpid(), signal.SIGINT)  # which ranks leave to their parent
@@ -343,7 +342,7 @@ JOINED = """
 import json, os, sys
 import torch.distributed as dist
 from weft import WeftError
-from jobs import launch
+from rank_functions import launch
 
 def facts(what):
     return what, dist.get_rank(), dist.get_world_size()
@@ -377,7 +376,7 @@ def test_under_torchrun_it_joins_what_is_there(scripts: Scripts) -> None:
 
 
 def test_stacks_of_all_ranks_wherever_they_are(scripts: Scripts) -> None:
-    done = scripts.run("from jobs import *\nif __name__ == '__main__': report(standing, ranks=5)")
+    done = scripts.run("from rank_functions import *\nif __name__ == '__main__': report(standing, ranks=5)")
     assert "rank 0 failed: LookupError: enough" in done.said[0]["message"]
     reason, *parts = done.err.split("weft: stacks of rank ")
     assert reason.startswith("weft: rank 0 (pid ")

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.runtime import models
-from tests.runtime.models import MODELS, WIDTH, Run, batches, build, check_losses, differences, distance
-from tests.runtime.prediction_oracle import (
+from tests.helpers import models
+from tests.helpers.models import MODELS, WIDTH, Run, batches, build, check_losses, differences, distance
+from tests.helpers.prediction_oracle import (
     Law,
     MakeOptimizer,
     MakeScheduler,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.models import ASYNCHRONOUS, SYNCHRONOUS
-from tests.runtime.plain import (
+from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
+from tests.helpers.plain import (
     ROWS,
     WIDTH,
     Counted,

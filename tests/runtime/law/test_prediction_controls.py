@@ -1,4 +1,4 @@
-"""What the equality of `test_law_prediction.py` is worth: neighbours of the law that it tells apart, what the oracle is
+"""What the equality of `test_prediction_law.py` is worth: neighbours of the law that it tells apart, what the oracle is
 built on, and what the engine really reads.
 """
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime import models
-from tests.runtime.models import WIDTH, distance
-from tests.runtime.prediction_cases import ADDED, METHODS, SGD, Case, ask_oracle, expected, law_of, train
-from tests.runtime.prediction_oracle import (
+from tests.helpers import models
+from tests.helpers.models import WIDTH, distance
+from tests.helpers.prediction_cases import ADDED, METHODS, SGD, Case, ask_oracle, expected, law_of, train
+from tests.helpers.prediction_oracle import (
     PredictionOracle,
     Reads,
 )

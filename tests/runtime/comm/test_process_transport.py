@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.jobs import eventually, listeners
-from tests.scripts import TORCHRUN, Scripts
+from tests.helpers.rank_functions import eventually, listeners
+from tests.helpers.scripts import TORCHRUN, Scripts
 from torch import Tensor, nn
 
 import weft
 from weft.runtime.comm.links import ReceiveLink, SendLink
 from weft.runtime.comm.transport import ProcessTransport
 
-ROOT = str(Path(__file__).parents[2])
+ROOT = str(Path(__file__).parents[3])
 WIDTH, WORDS, ROWS, STEPS = 16, 16, 8, 6
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe"]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1, as /proc/net writes them
@@ -406,7 +406,7 @@ def test_no_port_is_open_beyond_loopback(launched: Callable[[int], list[dict[str
 SCRIPT = """
 import json, os
 import weft
-from tests.runtime.test_real_ranks import SCRIPT_CASES, run_script
+from tests.runtime.comm.test_process_transport import SCRIPT_CASES, run_script
 
 if __name__ == "__main__":
     results = weft.launch(run_script, ranks=2)

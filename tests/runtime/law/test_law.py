@@ -1,6 +1,6 @@
 """The law: after every method's run all weights, buffers and losses are the oracle's, to the bit.
 
-Virtual ranks here, the same table with real processes in `test_law_processes.py`. To the bit, because the engine adds
+Virtual ranks here, the same table with real processes in `test_law_real_ranks.py`. To the bit, because the engine adds
 in the oracle's order; where it can't (a norm over chunks, a mean over replicas), to 1e-6 of the largest weight.
 """
 
@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.runtime.models import (
+from tests.helpers.models import (
     ASYNCHRONOUS,
     MODELS,
     SYNCHRONOUS,

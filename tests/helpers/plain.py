@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from tests.runtime.oracle import Oracle, delays
+from tests.helpers.oracle import Oracle, delays
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from tests.runtime.models import (
+from tests.helpers.models import (
     ASYNCHRONOUS,
     BALANCE,
     MODELS,
@@ -25,7 +25,7 @@ from tests.runtime.models import (
     loss_fn,
     train,
 )
-from tests.runtime.oracle import Delay, Oracle
+from tests.helpers.oracle import Delay, Oracle
 from torch import nn
 
 import weft

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.oracle import Delay, MakeOptimizer, Oracle, delays
+from tests.helpers.oracle import Delay, MakeOptimizer, Oracle, delays
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.runtime.models import WIDTH, batches, loss_fn
+from tests.helpers.models import WIDTH, batches, loss_fn
 from torch import Tensor, nn
 
 import weft

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.models import ASYNCHRONOUS, SYNCHRONOUS
-from tests.runtime.plain import (
+from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
+from tests.helpers.plain import (
     ROWS,
     WIDTH,
     Batch,
@@ -455,7 +455,7 @@ def on_two_ranks() -> dict[str, dict[str, Tensor]]:
 
 def test_real_ranks_bear_what_virtual_ones_do(launch: Callable[..., list[Any]]) -> None:
     """Messages that grow, shrink and alternate, of all kinds and dtypes, laid out in any way: to the bit, on every
-    rank. (What else real ranks do like virtual ones is in `test_real_ranks.py`.)"""
+    rank. (What else real ranks do like virtual ones is in `test_process_transport.py`.)"""
     virtual = on_two_ranks()
     for real in launch(on_two_ranks, ranks=2):
         assert {name: differing(real[name], state) for name, state in virtual.items()} == {name: [] for name in virtual}

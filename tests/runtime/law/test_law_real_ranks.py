@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.runtime.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, Run, check_law, train_all
+from tests.helpers.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, Run, check_law, train_all
 
 UPDATES = 8  # the longest delay is of three
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]

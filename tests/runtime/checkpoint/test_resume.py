@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.models import MODELS, OPTIMIZERS, WIDTH, batches, loss_fn
+from tests.helpers.models import MODELS, OPTIMIZERS, WIDTH, batches, loss_fn
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
@@ -27,7 +27,6 @@ from weft.runtime.update.cures.gapaware import _Damped
 from weft.runtime.update.cures.pipemare import _Rescheduled
 from weft.runtime.update.prediction import Predictor, _Ahead
 
-ROOT = str(Path(__file__).parents[2])
 BEFORE, AFTER = 3, 3  # mini-batches
 EXACT, DECAYED = {"versions": "exact"}, {"extrapolation": "decayed"}
 ONE = {"microbatches": 1}  # so that predictions look several updates ahead

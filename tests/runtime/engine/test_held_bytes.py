@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.models import ASYNCHRONOUS, SYNCHRONOUS
+from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -591,7 +591,7 @@ def on_two_ranks(names: list[str]) -> list[tuple[dict[int, int], dict[int, int],
 
 def test_a_real_rank_holds_its_own_chunks_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model that every rank is given is let go of, but for the rank's own part; versions are those of the law."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # ranks import this file from where we stand
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))  # ranks import this file from where we stand
     names = ["1f1b", "2bw", "wpipe"]
     for rank, found in enumerate(weft.launch(on_two_ranks, names, ranks=2)):
         for name, (copies, between, held, buffers) in zip(names, found, strict=True):
