@@ -133,7 +133,7 @@ BAD: list[tuple[list[str], str]] = [
     (["simulate", "2bw", *SIZES, "--stage", "2"], "unrecognized arguments"),
     (["simulate", "2bw", *SIZES, "--latency", "-1"], "must be 0 or a number from"),
     (["simulate", "2bw", *SIZES, "--forward", "nan"], "must be 0 or a number from"),
-    (["simulate", "2bw", *SIZES, "--forward", "0", "--backward", "0"], "needs time to pass"),
+    (["simulate", "2bw", *SIZES, "--forward", "0", "--backward", "0"], "needs a cost above 0"),
     (["simulate", "2bw", *SIZES, "--minibatches", "0"], "minibatches must be a whole number"),
     (["simulate", "2bw", *SIZES, "--latency", "5x"], "must be a number (got '5x')"),
     (["simulate", "2bw", *SIZES, "--bandwidth", "5"], "--bandwidth needs --input-bytes"),

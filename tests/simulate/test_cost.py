@@ -53,9 +53,9 @@ def test_latency_is_a_number_from_0(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, 1, "no", None])
 def test_switches_are_true_or_false(value: Any) -> None:
-    with pytest.raises(WeftError, match=r"^overlap is true or false"):
+    with pytest.raises(WeftError, match=r"^overlap must be true or false"):
         Link(overlap=value)
-    with pytest.raises(WeftError, match=r"^recompute is true or false"):
+    with pytest.raises(WeftError, match=r"^recompute must be true or false"):
         ChunkCost(recompute=value)
 
 
@@ -87,7 +87,7 @@ def test_a_stage_is_divided_among_its_chunks() -> None:
 
 
 def test_one_entry_a_chunk() -> None:
-    with pytest.raises(WeftError, match=r"one entry a chunk \(entries: 3, chunks of wpipe.*: 4\)"):
+    with pytest.raises(WeftError, match=r"one entry per chunk \(entries: 3, chunks of wpipe.*: 4\)"):
         simulate(PIPE, Cost(chunks=(ChunkCost(),) * 3))
 
 
@@ -115,16 +115,16 @@ def test_a_cost_file() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "a cost file is JSON"),
-        ("{", "a cost file is JSON"),
-        ("[" * 100_000, "a cost file is JSON"),
-        ('{"chunks": [{"forward": ' + "9" * 5000 + "}]}", "a cost file is JSON"),
+        ("", "a cost file must be JSON"),
+        ("{", "a cost file must be JSON"),
+        ("[" * 100_000, "a cost file must be JSON"),
+        ('{"chunks": [{"forward": ' + "9" * 5000 + "}]}", "a cost file must be JSON"),
         ("[]", 'an object with a list "chunks"'),
         ("3", 'an object with a list "chunks"'),
         ("{}", 'an object with a list "chunks"'),
         ('{"chunks": {}}', 'an object with a list "chunks"'),
         ('{"chunks": [], "speed": 1}', "chunks, link and links only .*speed"),
-        ('{"chunks": [1]}', "chunk 0 is an object"),
+        ('{"chunks": [1]}', "chunk 0 must be an object"),
         ('{"chunks": [{"forwards": 1}]}', "chunk 0 has no .forwards., did you mean .forward."),
         ('{"chunks": [{"forward": -1}]}', "chunk 0: forward must be 0 or a number from"),
         ('{"chunks": [{"forward": NaN}]}', "chunk 0: forward must be 0 or a number from"),
@@ -132,7 +132,7 @@ def test_a_cost_file() -> None:
         ('{"chunks": [{"forward": ' + "9" * 400 + "}]}", "must be"),
         ('{"chunks": [{"forward": true}]}', "chunk 0: forward must be 0 or a number from"),
         ('{"chunks": [{"forward": "1"}]}', "chunk 0: forward must be 0 or a number from"),
-        ('{"chunks": [], "link": null}', "link is an object"),
+        ('{"chunks": [], "link": null}', "link must be an object"),
         ('{"chunks": [], "link": {"speed": 1}}', "link has no .speed."),
         ('{"chunks": [], "links": []}', "links"),
         ('{"chunks": [], "links": null}', "links"),
@@ -140,7 +140,7 @@ def test_a_cost_file() -> None:
         ('{"chunks": [], "links": {"0-1-2": {}}}', "named by its ranks"),
         ('{"chunks": [], "links": {"-1-0": {}}}', "named by its ranks"),
         ('{"chunks": [], "links": {"²-1": {}}}', "named by its ranks"),
-        ('{"chunks": [], "links": {"0-1": 3}}', "link 0-1 is an object"),
+        ('{"chunks": [], "links": {"0-1": 3}}', "link 0-1 must be an object"),
     ],
     ids=lambda text: text[:40],
 )

@@ -137,6 +137,6 @@ def test_an_order_is_the_same_wherever_its_author_begins_to_count() -> None:
 )
 def test_a_rank_that_counts_a_mini_batch_ahead_is_told_so(streams: tuple[str, str], remedied: tuple[str, str]) -> None:
     """Its cycle would wait for what another rank runs in the next; the remedy is to count later, and it helps."""
-    with pytest.raises(ScheduleError, match=r"^in step: .*so that the two fall into one cycle"):
+    with pytest.raises(ScheduleError, match=r"^in step: .*so that the two actions are in the same cycle"):
         verify(Schedule(name="own", stages=2, microbatches=1, streams=streams))
     verify(Schedule(name="own", stages=2, microbatches=1, streams=remedied))

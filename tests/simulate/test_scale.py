@@ -72,20 +72,20 @@ class Looks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         outer = self
-        machine = importlib.import_module("weft.simulate.executor")
+        executor = importlib.import_module("weft.simulate.executor")
 
         class Counting(np.ndarray[Any, np.dtype[np.float64]]):
             def __getitem__(self, key: Any) -> Any:
                 outer.count += np.size(key) if isinstance(key, np.ndarray) else 0
                 return np.asarray(self)[key]
 
-        plain = machine.Machine.__init__
+        plain = executor.Executor.__init__
 
         def counting(self: Any, *arguments: Any) -> None:
             plain(self, *arguments)
             self.arrival = self.arrival.view(Counting)
 
-        monkeypatch.setattr(machine.Machine, "__init__", counting)
+        monkeypatch.setattr(executor.Executor, "__init__", counting)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe", "interleaved", "zb-h1"])

@@ -1,4 +1,7 @@
-"""Schedule + costs -> time, memory, delay and traffic: torch-free."""
+"""The simulator: a schedule and its costs give time, memory, delay and traffic. Torch-free.
+
+`simulate` returns the steady figures, `timeline` every start and end of a window of mini-batches.
+"""
 
 from weft.simulate.cost import ChunkCost, Cost, Link, action_durations
 from weft.simulate.memory import CATEGORIES, RankMemory

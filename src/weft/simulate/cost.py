@@ -1,6 +1,6 @@
-"""What work costs: time and bytes of each chunk, time of each link.
+"""Costs of a schedule: time and bytes of each chunk, time of each link.
 
-Units are the user's: any unit of time, any unit of memory; bandwidth is memory a time.
+Users choose the units of time and memory; bandwidth is memory per time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from weft.errors import WeftError
 from weft.schedule import Op, Schedule
 from weft.text import did_you_mean
 
-LEAST, LARGEST = 1e-100, 1e100  # of any cost but 0: sums and quotients of others are no numbers any more
+LEAST, LARGEST = 1e-100, 1e100  # of any cost except 0, so that sums and quotients stay finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkCost:
     """Time and memory of one micro-batch in one chunk.
 
-    `input_bytes` is what a micro-batch hands over to this chunk (and, as a gradient, back); the activations
-    that a forward keeps for its backward are `activation_bytes`, the input among them. With `recompute` a
-    forward keeps its input only and the backward runs the forward again.
+    `input_bytes` is the size of the message to this chunk (and of the gradient that it sends back). A forward keeps
+    `activation_bytes` for its backward, which include the input. With `recompute`, a forward keeps only its input,
+    and the backward runs the forward again.
     """
 
     forward: float = 1.0
@@ -52,7 +52,7 @@ class ChunkCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A directed connection of two ranks. Messages pass one after the other, `bytes / bandwidth` each, and
+    """A directed connection of two ranks. Messages are sent one after the other, `bytes / bandwidth` each, and
     arrive `latency` later. Without `overlap`, the sender computes nothing until its message has arrived."""
 
     bandwidth: float = math.inf
@@ -67,7 +67,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The costs of a schedule: one `ChunkCost` a chunk, one `Link` for all, `links` where some differ."""
+    """The costs of a schedule: a `ChunkCost` per chunk, and `link` for all pairs of ranks that are not in `links`."""
 
     chunks: tuple[ChunkCost, ...]
     link: Link = field(default_factory=Link)
@@ -89,11 +89,11 @@ class Cost:
         recompute: bool = False,
         link: Link | None = None,
     ) -> Cost:
-        """Equal stages. Times and bytes are a whole stage's and divided among its chunks; only `input_bytes`,
-        what crosses from one chunk to the next, is the same wherever the model is cut."""
+        """Equal stages. Times and bytes are those of a whole stage and are divided among its chunks, except
+        `input_bytes`: the message from one chunk to the next is the same wherever the model is cut."""
         whole = ChunkCost(
             forward=forward,
-            backward_input=backward,  # halved below, once it is known to be a number
+            backward_input=backward,  # halved below, after it has been checked to be a number
             backward_weight=backward,
             update=update,
             activation_bytes=activation_bytes,
@@ -103,7 +103,7 @@ class Cost:
             optimizer_bytes=optimizer_bytes,
         )
 
-        def part(parts: int) -> ChunkCost:
+        def cost_of_part(parts: int) -> ChunkCost:
             return ChunkCost(
                 forward=whole.forward / parts,
                 backward_input=whole.backward_input / 2 / parts,
@@ -118,7 +118,7 @@ class Cost:
             )
 
         held = [schedule.placement.count(rank) for rank in range(schedule.stages)]
-        costs = {parts: part(parts) for parts in set(held) if parts}
+        costs = {parts: cost_of_part(parts) for parts in set(held) if parts}
         return cls(chunks=tuple(costs[held[rank]] for rank in schedule.placement), link=link or Link())
 
     @classmethod
@@ -127,23 +127,23 @@ class Cost:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as problem:
-            raise WeftError(f"a cost file is JSON ({problem})") from None
+            raise WeftError(f"a cost file must be JSON ({problem})") from None
         if not isinstance(data, dict) or not isinstance(data.get("chunks"), list):
-            raise WeftError('a cost file is an object with a list "chunks", and may have "link" and "links"')
+            raise WeftError('a cost file must be an object with a list "chunks", and may have "link" and "links"')
         if not isinstance(data.get("links", {}), dict):
-            raise WeftError('"links" is an object such as {"0-1": {"latency": 0.3}}')
+            raise WeftError('"links" must be an object such as {"0-1": {"latency": 0.3}}')
         if unknown := set(data) - {"chunks", "link", "links"}:
-            raise WeftError(f"a cost file has chunks, link and links only (got {', '.join(sorted(unknown))})")
+            raise WeftError(f"a cost file may have chunks, link and links only (got {', '.join(sorted(unknown))})")
         return cls(
-            chunks=tuple(_build(ChunkCost, one, f"chunk {at}") for at, one in enumerate(data["chunks"])),
+            chunks=tuple(_build(ChunkCost, values, f"chunk {number}") for number, values in enumerate(data["chunks"])),
             link=_build(Link, data.get("link", {}), "link"),
-            links={_edge(key): _build(Link, one, f"link {key}") for key, one in data.get("links", {}).items()},
+            links={_edge(key): _build(Link, values, f"link {key}") for key, values in data.get("links", {}).items()},
         )
 
     def check(self, schedule: Schedule) -> None:
         if len(self.chunks) != schedule.chunks:
             raise WeftError(
-                f"costs need one entry a chunk (entries: {len(self.chunks)}, chunks of {schedule.title}: "
+                f"costs need one entry per chunk (entries: {len(self.chunks)}, chunks of {schedule.title}: "
                 f"{schedule.chunks})"
             )
         for edge in self.links:
@@ -154,28 +154,28 @@ class Cost:
 def action_durations(cost: Cost) -> npt.NDArray[np.float64]:
     """Time of each op in each chunk."""
     table = np.zeros((len(Op), len(cost.chunks)))
-    for chunk, one in enumerate(cost.chunks):
-        again = one.forward if one.recompute else 0.0
-        table[Op.F, chunk] = one.forward
-        table[Op.B, chunk] = again + one.backward_input + one.backward_weight
-        table[Op.I, chunk] = again + one.backward_input
-        table[Op.W, chunk] = one.backward_weight
-        table[Op.U, chunk] = one.update
+    for number, chunk in enumerate(cost.chunks):
+        recomputed = chunk.forward if chunk.recompute else 0.0
+        table[Op.F, number] = chunk.forward
+        table[Op.B, number] = recomputed + chunk.backward_input + chunk.backward_weight
+        table[Op.I, number] = recomputed + chunk.backward_input
+        table[Op.W, number] = chunk.backward_weight
+        table[Op.U, number] = chunk.update
     return table
 
 
 def message_bytes(cost: Cost, op: Op, chunk: int) -> float:
-    """Bytes that an action's output takes: the next chunk's input, or the gradient of its own."""
+    """Bytes of an action's output: the input of the next chunk, or the gradient of this chunk's input."""
     return cost.chunks[chunk + 1].input_bytes if op == Op.F else cost.chunks[chunk].input_bytes
 
 
 def _build(kind: type[Any], values: Any, where: str) -> Any:
-    known = [one.name for one in fields(kind)]
+    known = [field.name for field in fields(kind)]
     if not isinstance(values, dict):
-        raise WeftError(f"{where} is an object with some of {', '.join(known)} (got {values!r})")
+        raise WeftError(f"{where} must be an object with keys among {', '.join(known)} (got {values!r})")
     for key in values:
         if key not in known:
-            raise WeftError(f"{where} has no {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}")
+            raise WeftError(f"{where} has no {key!r}{did_you_mean(key, known)}; known: {', '.join(known)}")
     try:
         return kind(**values)
     except WeftError as problem:
@@ -190,12 +190,12 @@ def _edge(text: str) -> tuple[int, int]:
 
 
 def _check(cost: ChunkCost | Link) -> None:
-    for one in fields(cost):
-        value = getattr(cost, one.name)
-        if one.type == "bool":
+    for entry in fields(cost):
+        value = getattr(cost, entry.name)
+        if entry.type == "bool":
             if not isinstance(value, bool):
-                raise WeftError(f"{one.name} is true or false (got {value!r})")
-        elif one.name == "bandwidth" and value == math.inf:
+                raise WeftError(f"{entry.name} must be true or false (got {value!r})")
+        elif entry.name == "bandwidth" and value == math.inf:
             continue
         elif (
             isinstance(value, bool)
@@ -203,4 +203,4 @@ def _check(cost: ChunkCost | Link) -> None:
             or not (value == 0 or LEAST <= value <= LARGEST)
         ):
             shown = f"{value!r}"[:40]
-            raise WeftError(f"{one.name} must be 0 or a number from {LEAST:g} to {LARGEST:g} (got {shown})")
+            raise WeftError(f"{entry.name} must be 0 or a number from {LEAST:g} to {LARGEST:g} (got {shown})")

@@ -1,11 +1,12 @@
-"""What a rank holds, by category, while it runs: counted along its executed rows.
+"""The memory of each rank by category, counted along the rows that it executes.
 
 weights          the newest version of its chunks
-extra_versions   older versions that something still reads
+extra_versions   older versions that will still be read
 gradients        of a chunk, from a mini-batch's first weight gradient in it (B or W) to its update
-optimizer        the optimizer's own state
-activations      from a forward's start to its backward's end (with recompute, the input until then)
-buffers          what was handed over and waits for its action, also from a chunk of the same rank; predicted
+optimizer        the state of the optimizer
+activations      from the start of a forward to the end of its backward (with recompute: only the input until the
+                 backward starts)
+buffers          inputs that have arrived and wait for their action, also from a chunk of the same rank; predicted
                  weights while they are used
 """
 
@@ -21,16 +22,16 @@ from weft.schedule import BACKWARDS, RETIRING, Op, Program, is_any
 from weft.simulate.cost import Cost, action_durations
 from weft.simulate.executor import Floats, Ints, Segment
 
-ROUNDING = 1e-12  # of times, relative to the length of the run
+ROUNDING = 1e-12  # tolerance of times, relative to the length of the run
 CATEGORIES = ("weights", "extra_versions", "gradients", "optimizer", "activations", "buffers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """A rank's peak: the categories at the moment when their sum is largest, and peaks in counts.
+    """The peak of a rank: the categories at the moment when their sum is largest, and peaks of counts.
 
-    `apart_from_messages` has those of another moment: when the sum of all but waiting messages, which are left out of
-    its buffers, is largest. This is what a rank's own meters count.
+    `apart_from_messages` is the peak without waiting messages, which may be at another moment. This is what the
+    memory report of a real rank counts.
     """
 
     bytes: dict[str, float]
@@ -43,25 +44,25 @@ class RankMemory:
         return sum(self.bytes.values())
 
 
-def measure(program: Program, cost: Cost, stretches: list[Segment]) -> list[RankMemory]:
-    """The peaks of every rank over all that was executed."""
+def measure(program: Program, cost: Cost, segments: list[Segment]) -> list[RankMemory]:
+    """The peak of every rank over all executed segments."""
     sizes = _Sizes.of(program, cost)
-    return [_measure_rank(_Ran.of(program, stretches, rank), sizes) for rank in range(program.schedule.stages)]
+    return [_measure_rank(_ExecutedRows.of(program, segments, rank), sizes) for rank in range(program.schedule.stages)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Sizes:
-    """What an op in a chunk takes and gives, by kind (`op * chunks + chunk`); `weight` and so on are a chunk's own."""
+    """Bytes and times: weight, optimizer and gradient per chunk, the rest per kind (`op * chunks + chunk`)."""
 
     weight: Floats
     optimizer: Floats
     gradient: Floats
-    keeps: Floats  # activations that come with its start
-    drops: Floats  # activations that go with its end
-    handed: Floats  # the input that it takes over from its neighbour
-    spent: Floats  # its time
-    flies: npt.NDArray[np.int8]  # micro-batches in flight: 1 more with its start
-    lands: npt.NDArray[np.int8]  # 1 less with its end
+    keeps: Floats  # activations allocated at its start
+    drops: Floats  # activations freed at its end
+    handed: Floats  # the input that it gets from the neighbouring chunk
+    spent: Floats  # its duration
+    enters: npt.NDArray[np.int8]  # micro-batches in flight: 1 more at its start
+    leaves: npt.NDArray[np.int8]  # 1 fewer at its end
 
     @classmethod
     def of(cls, program: Program, cost: Cost) -> _Sizes:
@@ -69,7 +70,7 @@ class _Sizes:
             return np.array([getattr(chunk, name) for chunk in cost.chunks], np.float64)
 
         whole, inputs = column("activation_bytes"), column("input_bytes")
-        kept = np.where(column("recompute"), inputs, whole)  # from forward to backward
+        kept = np.where(column("recompute"), inputs, whole)  # between forward and backward
         keeps, drops, handed = (np.zeros(program.needs.shape) for _ in range(3))
         keeps[Op.F], keeps[Op.B], keeps[Op.I] = kept, whole - kept, whole - kept
         drops[RETIRING, :] = whole
@@ -84,59 +85,59 @@ class _Sizes:
             drops=drops.ravel(),
             handed=handed.ravel(),
             spent=action_durations(cost).ravel(),
-            flies=(op == Op.F).astype(np.int8),
-            lands=is_any(op, RETIRING).astype(np.int8),
+            enters=(op == Op.F).astype(np.int8),
+            leaves=is_any(op, RETIRING).astype(np.int8),
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Ran:
-    """The rows that a rank ran, in order, over all stretches; the moments are places among them."""
+class _ExecutedRows:
+    """The rows that a rank ran, in order, over all segments; the moments are indices into them."""
 
     chunks: list[int]
     kind: npt.NDArray[np.int32]
     chunk: npt.NDArray[np.int16]
     end: Floats
     arrived: Floats | None
-    opens: Ints  # a mini-batch's first weight gradient in its chunk
+    opens: Ints  # first weight gradient of a mini-batch in its chunk, which allocates the gradient
     updates: Ints
-    dies: Ints  # the version read (or, by an update, replaced)
+    dies: Ints  # last read of a version (or the update that replaces it)
     predicts: Ints
     forgets: Ints
 
     @classmethod
-    def of(cls, program: Program, stretches: list[Segment], rank: int) -> _Ran:
+    def of(cls, program: Program, segments: list[Segment], rank: int) -> _ExecutedRows:
         op, chunk = program.op[rank], program.chunk[rank]
-        live = [stretch.live[rank] for stretch in stretches]
+        masks = [segment.live[rank] for segment in segments]
 
-        def over(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        def executed(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
             parts = []
-            for stretch, one in zip(stretches, live, strict=True):
-                table = column if len(stretch.cycles) == 1 else np.tile(column, len(stretch.cycles))
-                parts.append(table[: one.size][one])
+            for segment, mask in zip(segments, masks, strict=True):
+                table = column if len(segment.cycles) == 1 else np.tile(column, len(segment.cycles))
+                parts.append(table[: mask.size][mask])
             return np.concatenate(parts)
 
         def moments(flag: npt.NDArray[np.bool_]) -> Ints:
-            return np.flatnonzero(over(flag))
+            return np.flatnonzero(executed(flag))
 
-        def ran(columns: list[Floats]) -> Floats:
-            return np.concatenate([column[rank, one] for column, one in zip(columns, live, strict=True)])
+        def times(columns: list[Floats]) -> Floats:
+            return np.concatenate([column[rank, mask] for column, mask in zip(columns, masks, strict=True)])
 
-        number = np.concatenate(
+        cycle = np.concatenate(
             [
-                np.repeat(np.asarray(stretch.cycles), len(op))[: one.size][one]
-                for stretch, one in zip(stretches, live, strict=True)
+                np.repeat(np.asarray(segment.cycles), len(op))[: mask.size][mask]
+                for segment, mask in zip(segments, masks, strict=True)
             ]
         )
-        # a version below 0 is the first one, which lives on for later readers
-        dies = over(program.dies[rank]) & (over(program.batch[rank]) + number >= over(program.delay[rank]))
-        arrived = [stretch.arrived for stretch in stretches if stretch.arrived is not None]
+        # reads of a version below 0 read version 0, which later rows still need
+        dies = executed(program.dies[rank]) & (executed(program.batch[rank]) + cycle >= executed(program.delay[rank]))
+        arrived = [segment.arrived for segment in segments if segment.arrived is not None]
         return cls(
             chunks=program.schedule.chunks_of(rank),
-            kind=over(op * np.int32(program.schedule.chunks) + chunk),
-            chunk=over(chunk),
-            end=ran([stretch.end for stretch in stretches]),
-            arrived=ran(arrived) if arrived else None,
+            kind=executed(op * np.int32(program.schedule.chunks) + chunk),
+            chunk=executed(chunk),
+            end=times([segment.end for segment in segments]),
+            arrived=times(arrived) if arrived else None,
             opens=moments(_opens(program, rank)),
             updates=moments(op == Op.U),
             dies=np.flatnonzero(dies),
@@ -146,18 +147,18 @@ class _Ran:
 
 
 def _opens(program: Program, rank: int) -> npt.NDArray[np.bool_]:
-    """Rows at which a gradient comes into being: a chunk's first of the youngest mini-batch in the cycle."""
+    """Rows that allocate a gradient: the first weight gradient of a chunk's youngest mini-batch in the cycle."""
     op, chunk, batch = program.op[rank], program.chunk[rank], program.batch[rank]
     opens = np.zeros(len(op), np.bool_)
-    for one in program.schedule.chunks_of(rank):
-        mine = np.flatnonzero(is_any(op, RETIRING) & (chunk == one))
-        if mine.size:
-            opens[mine[batch[mine].argmax()]] = True
+    for number in program.schedule.chunks_of(rank):
+        retiring = np.flatnonzero(is_any(op, RETIRING) & (chunk == number))
+        if retiring.size:
+            opens[retiring[batch[retiring].argmax()]] = True
     return opens
 
 
 class _Change(NamedTuple):
-    """How much of a category comes or goes at some moments: with the row's start, or else with its end."""
+    """Bytes added to a category at certain moments, at the start of the row or at its end."""
 
     category: str
     moments: Ints
@@ -165,7 +166,7 @@ class _Change(NamedTuple):
     by: Floats
 
 
-def _measure_rank(ran: _Ran, sizes: _Sizes) -> RankMemory:
+def _measure_rank(ran: _ExecutedRows, sizes: _Sizes) -> RankMemory:
     weight, gradient = sizes.weight, sizes.gradient
     starts, ends = sizes.keeps[ran.kind], -sizes.drops[ran.kind]
     changes = [
@@ -186,23 +187,23 @@ def _measure_rank(ran: _Ran, sizes: _Sizes) -> RankMemory:
         place, running = _peak(during + at_end, after + at_start)
         whole = _held(ran, sizes, changes, place, running)
         whole["buffers"] += float((at_end if running else at_start)[place])
-    flies, lands = sizes.flies[ran.kind], sizes.lands[ran.kind]
+    enters, leaves = sizes.enters[ran.kind], sizes.leaves[ran.kind]
     return RankMemory(
         bytes=whole,
         apart_from_messages=apart,
-        in_flight=int((np.cumsum(flies - lands, dtype=np.int32) + lands).max()) / len(ran.chunks),
-        versions={one: 1 + _most_extra(ran, one) for one in ran.chunks},
+        in_flight=int((np.cumsum(enters - leaves, dtype=np.int32) + leaves).max()) / len(ran.chunks),
+        versions={chunk: 1 + _max_extra_versions(ran, chunk) for chunk in ran.chunks},
     )
 
 
 def _peak(during: Floats, after: Floats) -> tuple[int, bool]:
-    """The row of the peak, and whether it is while that row runs; else it is between that row and the next."""
+    """The row of the peak, and whether the peak is while the row runs or between this row and the next."""
     running = bool(during.max() >= after.max())
     return int((during if running else after).argmax()), running
 
 
-def _held(ran: _Ran, sizes: _Sizes, changes: list[_Change], place: int, running: bool) -> dict[str, float]:
-    """The categories at a moment, without waiting messages."""
+def _held(ran: _ExecutedRows, sizes: _Sizes, changes: list[_Change], place: int, running: bool) -> dict[str, float]:
+    """The bytes of each category at a moment, without waiting messages."""
     held = dict.fromkeys(CATEGORIES, 0.0)
     held["weights"], held["optimizer"] = sizes.weight[ran.chunks].sum(), sizes.optimizer[ran.chunks].sum()
     for name, moments, with_start, by in changes:
@@ -213,27 +214,27 @@ def _held(ran: _Ran, sizes: _Sizes, changes: list[_Change], place: int, running:
     return {name: float(value) for name, value in held.items()}
 
 
-def _most_extra(ran: _Ran, chunk: int) -> int:
-    """Versions of a chunk beyond the newest, at the most."""
+def _max_extra_versions(ran: _ExecutedRows, chunk: int) -> int:
+    """The largest number of versions of a chunk besides the newest."""
     made, dead = (moments[ran.chunk[moments] == chunk] for moments in (ran.updates, ran.dies))
     moments = np.concatenate([made, dead])
     order = moments.argsort(kind="stable")
     changes = np.repeat([1, -1], [made.size, dead.size])[order]
-    # a version that dies in the update which replaces it was never beside the newest
+    # a version that dies in the update that replaces it never exists besides the newest
     return int((np.cumsum(changes) - np.isin(moments[order], dead) * (changes == 1)).max(initial=0))
 
 
-def _waiting(ran: _Ran, arrived: Floats, sizes: _Sizes) -> tuple[Floats, Floats]:
-    """Bytes that have arrived and wait: at each row's end, and just before the next row's start."""
+def _waiting(ran: _ExecutedRows, arrived: Floats, sizes: _Sizes) -> tuple[Floats, Floats]:
+    """Bytes that have arrived and wait: at the end of each row, and just before the start of the next row."""
     size = np.where(arrived > -np.inf, sizes.handed[ran.kind], 0.0)
     messages = np.flatnonzero(size)
     order = messages[arrived[messages].argsort(kind="stable")]
-    times, there = arrived[order], np.concatenate([[0.0], np.cumsum(size[order])])
+    times, arrived_bytes = arrived[order], np.concatenate([[0.0], np.cumsum(size[order])])
     taken = np.cumsum(size)
-    end = ran.end + ROUNDING * ran.end[-1]  # what comes at the very end is there, whatever rounding made of it
-    at_end = there[np.searchsorted(times, end, side="right")] - taken
+    end = ran.end + ROUNDING * ran.end[-1]  # a message that arrives exactly at the end counts, despite rounding
+    at_end = arrived_bytes[np.searchsorted(times, end, side="right")] - taken
     next_start = np.append((end - sizes.spent[ran.kind])[1:], end[-1])
     at_start = at_end.copy()
-    idle = np.flatnonzero(next_start > end)  # else nothing can arrive between the two
-    at_start[idle] = there[np.searchsorted(times, next_start[idle], side="right")] - taken[idle]
+    idle = np.flatnonzero(next_start > end)  # otherwise nothing can arrive in between
+    at_start[idle] = arrived_bytes[np.searchsorted(times, next_start[idle], side="right")] - taken[idle]
     return at_end, at_start
