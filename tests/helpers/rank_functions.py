@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import PeerError, RunError, WeftError
-from weft.runtime.process import hang_dump
-from weft.runtime.process.parent import launch
+from weft.runtime.process import hang_dump, launch
 
 DEADLINE = 300.0  # seconds, for whatever a test waits for
 
@@ -193,9 +192,8 @@ def asking(peers: list[Any]) -> None:
     eventually(lambda: len(list(Path().glob("stands.*"))) == 5)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    here = socket.gethostname()
-    all_gather = {**dict(enumerate(peers)), 5: (here, gone.pid), 6: ("elsewhere", 7)}
-    hang_dump.dump(all_gather, rank=0, reason="waited 3 s for F3")
+    all_peers = {**dict(enumerate(peers)), 5: (socket.gethostname(), gone.pid), 6: ("elsewhere", 7)}
+    hang_dump.dump(all_peers, rank=0, reason="waited 3 s for F3")
     assert state(peers[3][1]) != "T"
 
 

@@ -169,7 +169,7 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def run_rank(birth: str, environment: Mapping[str, str], kept: Iterable[int]) -> NoReturn:
+def run_rank(bootstrap: str, environment: Mapping[str, str], kept: Iterable[int]) -> NoReturn:
     """Run a rank in this process, which keeps only the given descriptors of its parent."""
     code = 1
     try:
@@ -179,7 +179,7 @@ def run_rank(birth: str, environment: Mapping[str, str], kept: Iterable[int]) ->
             if descriptor > 2 and descriptor not in kept:
                 with contextlib.suppress(OSError):  # the descriptor that listed this folder
                     os.close(descriptor)
-        exec(birth, {})
+        exec(bootstrap, {})
         code = 0
     except BaseException:
         traceback.print_exc()

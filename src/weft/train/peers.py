@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from weft.errors import PeerError
 from weft.runtime.comm import gather_json
-from weft.runtime.process import here
+from weft.runtime.process import this_rank
 
 LAG = 4  # mini-batches: ranks of one pipeline are never further apart
 PATIENCE = 10  # times the deadline, for what takes one rank long and another none: opening the data
@@ -84,8 +84,8 @@ def stop_wish() -> Iterator[threading.Event]:
     Who ends a job may send SIGTERM to all of its processes, so ranks that `weft train` has started take it too. The
     second signal is not caught any more, and ends the process at once.
     """
-    stop = here.stop if here.inside else threading.Event()
-    numbers = (signal.SIGTERM,) if here.inside else (signal.SIGTERM, signal.SIGINT)
+    stop = this_rank.stop if this_rank.name else threading.Event()
+    numbers = (signal.SIGTERM,) if this_rank.name else (signal.SIGTERM, signal.SIGINT)
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in numbers if main}
 

@@ -23,8 +23,7 @@ from tests.helpers.rank_functions import DEADLINE, eventually, none, state
 from tests.helpers.scripts import SOON, TORCHRUN, Scripts
 
 from weft.errors import WeftError
-from weft.runtime.process import hang_dump
-from weft.runtime.process.parent import launch
+from weft.runtime.process import hang_dump, launch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -84,7 +83,7 @@ def test_results_come_back_by_rank_and_by_value(scripts: Scripts) -> None:
         assert (facts["threads"], facts["backend"], facts["argv"]) == (1, "gloo", [])
         assert facts["listeners"]
         assert set(facts["listeners"]) <= {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1
-        assert f"can't start ranks inside a rank (here: rank {rank} of 3)" in facts["inside"]
+        assert f"can't start ranks inside a rank (this is rank {rank} of 3)" in facts["inside"]
     assert [facts.get("other") for facts in said["facts"]] == [None, [12.0, 12.0], [11.0, 11.0]]
 
 
@@ -127,10 +126,10 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (lambda: 1, (), {}, r"must be able to import it \(got .*<lambda>\); define it with def"),
         (functools.partial(lambda one: one, 1), (), {}, "<lambda>"),
-        (none, (threading.Lock(),), {}, "can't take them .*lock.*; pass plain data"),
-        (none, (lambda: 1,), {}, "can't take them"),
+        (none, (threading.Lock(),), {}, "these can't be pickled .*lock.*; pass plain data"),
+        (none, (lambda: 1,), {}, "these can't be pickled"),
         ("none", (), {}, "needs a function to run .got 'none'"),
-        (none, (), {"ranks": 0}, "ranks must be a whole number of at least 1 .got 0"),
+        (none, (), {"ranks": 0}, "ranks must be a whole number of 1 or more .got 0"),
         (none, (), {"ranks": True}, "ranks must be"),
         (none, (), {"threads": 0}, "threads must be"),
         (none, (), {"timeout": 0}, "timeout must be a number of seconds above 0"),
@@ -157,7 +156,7 @@ def test_a_main_module_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "__main__", main)
     with pytest.raises(WeftError) as refused:
         launch(main.work, ranks=2)
-    assert "(got __main__.work, and this __main__ is no file that can be); put it into a module" in str(refused.value)
+    assert "(got __main__.work, and this __main__ is not a file); move it into a module" in str(refused.value)
 
 
 def test_a_script_without_a_guard_is_told_so(scripts: Scripts) -> None:
@@ -195,7 +194,7 @@ def test_a_failure_ends_all_ranks_and_is_told_with_its_traceback(scripts: Script
     assert first == "rank 1 failed: LookupError: no such layer"
     assert last == "LookupError: no such layer"
     assert "in failing\n" in said["message"]
-    assert "launch.py" not in said["message"]
+    assert "child.py" not in said["message"]
     assert said["left"] == []
     assert said["seconds"] < SOON
     assert done.err == ""
@@ -235,7 +234,7 @@ def test_other_ways_to_end(scripts: Scripts) -> None:
         (
             "rank 0 failed: sys.exit(3)",
             "rank 0 failed: KeyboardInterrupt",
-            "rank 0 ended with exit status 0 before fn returned",
+            "rank 0 ended with exit code 0 before fn returned",
             "rank 0 failed: RunError: its result can't be pickled (TypeError: cannot pickle '_thread.lock' object)",
         ),
         strict=True,
@@ -269,7 +268,7 @@ def test_a_rank_that_never_comes_up_is_named_and_shows_where_it_is(scripts: Scri
     done = scripts.run(LATE)
     (said,) = done.said
     assert said["error"] == "RunError"
-    assert said["message"].startswith(("rank 1 did not come up", "ranks 0, 1 did not come up"))  # if 0 was slow
+    assert said["message"].startswith(("rank 1 did not join", "ranks 0, 1 did not join"))  # if 0 was slow
     assert "within 900 s" in said["message"]
     assert "weft: stacks of rank 1 " in done.err
     assert ", line 8 in stuck\n" in done.err
@@ -294,7 +293,7 @@ def work():
 if __name__ == "__main__":
     if sys.argv[1] == "watching":  # as where the kernel does not help
         module = sys.modules["weft.runtime.process.parent"]
-        module.BIRTH = module.BIRTH.replace('"linux"', '"other"')
+        module.BOOTSTRAP = module.BOOTSTRAP.replace('"linux"', '"other"')
     launch(work, ranks=2)
 elif sys.argv[1] == "importing":
     work()
@@ -386,10 +385,10 @@ def test_stacks_of_all_ranks_wherever_they_are(scripts: Scripts) -> None:
         assert f" in {name}\n" in part
         assert ("which was stopped" in part.splitlines()[0]) == (name == "stopping")
         assert "(most recent call first):" in part
-    *_, gone, backward_reads_other_weights = done.err.splitlines()
+    *_, gone, other_host = done.err.splitlines()
     assert gone.startswith("weft: rank 5 (pid ")
-    assert gone.endswith(") is gone")
-    assert backward_reads_other_weights.startswith("weft: rank 6 (pid 7) is on another host, elsewhere")
+    assert gone.endswith(") has ended")
+    assert other_host.startswith("weft: rank 6 (pid 7) is on another host, elsewhere")
 
 
 def test_a_process_that_does_not_listen_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
@@ -399,7 +398,7 @@ def test_a_process_that_does_not_listen_is_left_alone(capfd: pytest.CaptureFixtu
             assert state(process.pid)
         finally:
             process.kill()
-    assert f"rank 1 (pid {process.pid}) does not listen" in capfd.readouterr().err
+    assert f"rank 1 (pid {process.pid}) has no stack dump enabled" in capfd.readouterr().err
 
 
 def test_ranks_ask_one_at_a_time(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,8 +411,8 @@ def test_ranks_ask_one_at_a_time(capfd: pytest.CaptureFixture[str], monkeypatch:
 
     monkeypatch.setattr(hang_dump, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     asker = threading.Thread(target=hang_dump.dump, args=({},), kwargs={"rank": 3, "reason": "waited"}, daemon=True)
-    with hang_dump._turn(os.getpid()) as mine:
-        assert mine
+    with hang_dump._lock(os.getpid()) as is_first:
+        assert is_first
         asker.start()
         assert waits.wait(DEADLINE)
         assert asker.is_alive()
@@ -421,4 +420,4 @@ def test_ranks_ask_one_at_a_time(capfd: pytest.CaptureFixture[str], monkeypatch:
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].endswith(": waited")
-    assert lines[1].startswith("weft: rank 3: another rank has just asked")
+    assert lines[1].startswith("weft: rank 3: another rank of this host has just dumped")

@@ -123,7 +123,7 @@ class ProcessTransport:
         self._groups: list[dist.ProcessGroup] = []
         self._group = self._new_group(range(self._world), "gloo")
         self._lines = self._new_group(range(self._world), "gloo")
-        hang_dump.ready()
+        hang_dump.enable()
         here = socket.gethostname()
         self._peers = {rank: (host, pid) for rank, (host, pid) in enumerate(self.all_gather([here, os.getpid()]))}
         now = monotonic_ns()

@@ -1,8 +1,11 @@
-"""The life of a process: starting ranks, being one, printing stacks when a wait is too long, the C allocator."""
+"""The life of a process: start ranks, be a rank, join a job of torchrun.
+
+Also what every rank sets up once: stack dumps for hangs, and an allocator that keeps freed memory.
+"""
 
 from weft.runtime.process import hang_dump
-from weft.runtime.process.child import here
+from weft.runtime.process.child import this_rank
+from weft.runtime.process.launcher import launch
 from weft.runtime.process.malloc import keep_freed_memory
-from weft.runtime.process.parent import launch
 
-__all__ = ["hang_dump", "here", "keep_freed_memory", "launch"]
+__all__ = ["hang_dump", "keep_freed_memory", "launch", "this_rank"]

@@ -1,4 +1,4 @@
-"""The life of a rank that `launch` has started, from its first line to its last word to its parent."""
+"""The life of a rank that `launch` has started, from its first line to its report to the parent."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from weft.errors import PeerError, RunError, WeftError, one_line
 from weft.runtime.process import hang_dump
 from weft.runtime.process.malloc import keep_freed_memory
 
-GO, STOP = b"go", b"stop"  # what a parent tells its ranks
+GO, STOP = b"go", b"stop"  # messages from the parent to a rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a rank is told first; fn and its arguments follow, once it can load them."""
+class RankSpec:
+    """The first message to a rank. fn and its arguments follow, since they need these settings to be unpickled."""
 
-    main: tuple[str, str] | None
+    main: tuple[str, str] | None  # how to import the script: ("module" | "path", where)
     argv: list[str]
-    place: str
+    store_path: str
     ranks: int
     threads: int | None
     backend: str | None
@@ -41,15 +41,15 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What a rank died of; `echo` is 0 for a cause, more for what is likelier the consequence of another rank's."""
+    """Why a rank failed."""
 
     rank: int
     cause: str
-    echo: int = 0
+    secondary: int = 0  # 2: the consequence of another rank's failure; 1: possibly; 0: no
     when: float
     details: str = ""
-    is_input: bool = False  # a mistake of the caller, not of the run
-    mistake: str | None = None  # a WeftError that fn raised
+    is_input: bool = False  # an error in the caller's input, not in the run
+    mistake: str | None = None  # the message of a WeftError that fn raised
 
     def error(self) -> Exception:
         if self.is_input:
@@ -60,78 +60,78 @@ class Failure:
 
 
 @dataclass
-class _Here:
-    """What this process is, if launch has started it."""
+class ThisRank:
+    """What this process is, if `launch` has started it."""
 
-    inside: str = ""  # which rank
-    loading: str = ""  # what it is importing, as long as it is
-    stop: threading.Event = field(default_factory=threading.Event)  # set when fn is asked to come to an end
+    name: str = ""  # such as "rank 0 of 4"; empty in any other process
+    loading: str = ""  # what it is importing at the moment
+    stop: threading.Event = field(default_factory=threading.Event)  # set when fn is asked to end
 
 
-here = _Here()
+this_rank = ThisRank()
 
 
 def serve(descriptors: list[int]) -> None:
-    """The whole life of a rank; the first descriptor leads to its parent."""
+    """The whole life of a rank; the first descriptor is its socket to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # whole lines, and none lost when the rank is killed
+            stream.reconfigure(line_buffering=True)  # whole lines, and no line is lost when the rank is killed
     faulthandler.enable()
-    hang_dump.ready()
+    hang_dump.enable()
     pipe = Connection(descriptors[0])
     try:
-        job, call = pickle.loads(pipe.recv_bytes()), pipe.recv_bytes()
+        spec, call = pickle.loads(pipe.recv_bytes()), pipe.recv_bytes()
     except (EOFError, OSError):
         os._exit(1)
     go = threading.Event()
-    threading.Thread(target=_watch, args=(pipe, go), daemon=True).start()
+    threading.Thread(target=_listen, args=(pipe, go), daemon=True).start()
     rank = int(os.environ["RANK"])
     try:
-        fn, args = _load(rank, job, call)
+        fn, args = _load(rank, spec, call)
         pipe.send_bytes(pickle.dumps(("loaded", None)))
-        _meet(rank, job)
+        _join_group(rank, spec)
         pipe.send_bytes(pickle.dumps(("joined", None)))
         go.wait()
-        message = _result(fn, args)
+        message = _run(fn, args)
     except BaseException as error:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         pipe.send_bytes(pickle.dumps(("failed", _failure(rank, error))))
-        threading.Event().wait()  # for the end: while its connections are open, no peer fails because of it
+        threading.Event().wait()  # until the parent kills it: an early exit would close connections and fail its peers
     else:
         pipe.send_bytes(message)
 
 
-def _watch(pipe: Connection, go: threading.Event) -> None:
-    """Pass on the parent's word, and end this process when the parent has ended."""
+def _listen(pipe: Connection, go: threading.Event) -> None:
+    """Set the event that the parent's message names; end this process when the parent has ended."""
     with contextlib.suppress(EOFError, OSError):
-        while word := pipe.recv_bytes():
-            (go if word == GO else here.stop).set()
+        while message := pipe.recv_bytes():
+            (go if message == GO else this_rank.stop).set()
     os._exit(1)
 
 
-def _load(rank: int, job: Job, call: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Import torch and the script, then fn and its arguments."""
-    here.inside = f"rank {rank} of {job.ranks}"
+def _load(rank: int, spec: RankSpec, call: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Import torch and the script, then unpickle fn and its arguments."""
+    this_rank.name = f"rank {rank} of {spec.ranks}"
     import torch
 
     keep_freed_memory()
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    sys.argv = job.argv
-    if job.main is not None:
-        how, where = job.main
-        here.loading = os.path.basename(where)
-        run = runpy.run_path if how == "path" else functools.partial(runpy.run_module, alter_sys=True)
-        main = types.ModuleType("__mp_main__")  # the name by which multiprocessing, and so pickle, knows it
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    sys.argv = spec.argv
+    if spec.main is not None:
+        kind, where = spec.main
+        this_rank.loading = os.path.basename(where)
+        run = runpy.run_path if kind == "path" else functools.partial(runpy.run_module, alter_sys=True)
+        main = types.ModuleType("__mp_main__")  # the name that multiprocessing, and so pickle, uses
         main.__dict__.update(run(where, run_name="__mp_main__"))
         sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-    here.loading = "fn and its arguments"
+    this_rank.loading = "fn and its arguments"
     try:
         loaded: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.loads(call)
     except Exception as problem:
@@ -139,30 +139,31 @@ def _load(rank: int, job: Job, call: bytes) -> tuple[Callable[..., Any], tuple[A
             f"weft.launch runs fn in new processes, which must be able to import it and the types of its arguments "
             f"({one_line(problem)}); put them at the top level of a module on sys.path"
         ) from problem
-    here.loading = ""
+    this_rank.loading = ""
     return loaded
 
 
-def _meet(rank: int, job: Job) -> None:
+def _join_group(rank: int, spec: RankSpec) -> None:
     import torch.distributed as dist
 
-    store = dist.FileStore(job.place, job.ranks)  # type: ignore[attr-defined]
-    backend = choose_backend(job.backend, rank, job.ranks)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=job.ranks)
+    store = dist.FileStore(spec.store_path, spec.ranks)  # type: ignore[attr-defined]
+    backend = choose_backend(spec.backend, rank, spec.ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=spec.ranks)
 
 
-def choose_backend(asked: str | None, local_rank: int, local_ranks: int) -> str:
-    """Where the ranks compute decides how they talk."""
+def choose_backend(requested: str | None, local_rank: int, local_ranks: int) -> str:
+    """The requested backend, else NCCL and gloo where every local rank has a CUDA device, else gloo."""
     import torch
 
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks
-    backend = asked or ("cuda:nccl,cpu:gloo" if cuda else "gloo")
+    backend = requested or ("cuda:nccl,cpu:gloo" if cuda else "gloo")
     if "nccl" in backend:
         torch.cuda.set_device(local_rank)
     return backend
 
 
-def _result(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+def _run(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Call fn, and leave the process group; returns the message with its result."""
     import torch.distributed as dist
 
     try:
@@ -181,26 +182,26 @@ def _result(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def _failure(rank: int, error: BaseException) -> Failure:
-    now = time.monotonic()  # one clock for all processes of a machine
-    if here.loading and isinstance(error, WeftError):
+    now = time.monotonic()  # all processes of a machine share this clock
+    if this_rank.loading and isinstance(error, WeftError):
         return Failure(rank=rank, cause=str(error), when=now, is_input=True)
     what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
-    cause = f"failed{f' while loading {here.loading}' if here.loading else ''}: {what}"
-    steps = error.__traceback__
-    while steps is not None and steps.tb_frame.f_code.co_filename == __file__:
-        steps = steps.tb_next
-    text = "".join(traceback.format_exception(type(error), error, steps)).rstrip()
+    cause = f"failed{f' while loading {this_rank.loading}' if this_rank.loading else ''}: {what}"
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     mistake = str(error) if isinstance(error, WeftError) else None
     details = f"\n\nrank {rank}: {text}"
-    return Failure(rank=rank, cause=cause, echo=_echo(error), when=now, details=details, mistake=mistake)
+    return Failure(rank=rank, cause=cause, secondary=_secondary(error), when=now, details=details, mistake=mistake)
 
 
-def _echo(error: BaseException) -> int:
-    """0 for a cause, 2 for what another rank's failure has caused, 1 for a RunError that does not show which it is."""
+def _secondary(error: BaseException) -> int:
+    """2 for a consequence of another rank's failure, 1 for a RunError that does not show whether it is, else 0."""
     root = error
-    for _ in range(100):  # in case of a chain without end
+    for _ in range(100):  # the chain may be a cycle
         root = root.__cause__ or root.__context__ or root
-    names = [base.__name__ for base in type(root).__mro__]  # torch itself may be what failed to import
+    names = [base.__name__ for base in type(root).__mro__]  # by name: torch may be what could not be imported
     lost = isinstance(root, (PeerError, ConnectionError)) or "/gloo/" in str(root) or "DistError" in names
     if isinstance(error, RunError) and not isinstance(error, PeerError):
         return 1 if lost or root is error else 0

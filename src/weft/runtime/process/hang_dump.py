@@ -1,8 +1,8 @@
 """A hang that explains itself.
 
-When a wait passes its deadline, the rank that waited seldom knows why: the reason is where another rank stands. So
-every rank listens to one signal that makes it print the stacks of all its threads, from C, whatever it is doing:
-computing, asleep, blocked in a message or stopped. The rank that waited asks all ranks of its host, one by one.
+When a wait passes its deadline, the reason is usually on another rank. So every rank handles one signal by printing the
+stacks of all its threads, from C, whatever it is doing: computing, sleeping, blocked in a message or stopped. The rank
+whose wait timed out sends this signal to all ranks of its host, one after the other.
 """
 
 from __future__ import annotations
@@ -18,80 +18,79 @@ import time
 from collections.abc import Iterator, Mapping
 
 if sys.platform == "linux":
-    SIGNAL: int = signal.SIGRTMIN + 7  # a real-time signal, which nothing else uses
+    SIGNAL: int = signal.SIGRTMIN + 7  # a real-time signal that nothing else uses
 else:
     SIGNAL = signal.SIGUSR2
 
-ANSWER = 5.0  # seconds that a process gets to write its stacks
-PAUSE = 0.1  # seconds for the same where it can't be seen whether it is done
-TURN = 30.0  # seconds to let another rank finish its round
+ANSWER_TIMEOUT = 5.0  # seconds for a process to write its stacks
+PAUSE = 0.1  # seconds to wait instead where it can't be seen whether it is done
+LOCK_TIMEOUT = 30.0  # seconds to wait for another rank to finish its dump
 
 
-def ready() -> None:
-    """From now on this process prints its stacks when it is asked to."""
+def enable() -> None:
+    """From now on this process prints its stacks on request."""
     faulthandler.register(SIGNAL, file=2, all_threads=True, chain=False)
 
 
 def dump(peers: Mapping[int, tuple[str, int]], *, rank: int, reason: str) -> None:
     """Print why this rank waits, its stacks, and those of its peers (rank -> hostname, pid). Never raises.
 
-    A stopped peer is let go on, since it can't answer otherwise. Deadlines pass on many ranks at once: the first one
-    asks all, and those that come while it does so only wait until it is done.
+    A stopped peer is continued, since it can't answer otherwise. Deadlines pass on many ranks at once: the first rank
+    asks all, and the others only wait until it is done.
     """
     with contextlib.suppress(Exception):
-        here = socket.gethostname()
-        others = {peer: place for peer, place in sorted(peers.items()) if peer != rank}
-        near = [pid for host, pid in others.values() if host == here]
-        _say(f"rank {rank} (pid {os.getpid()}) on {here}: {reason}")
-        with _turn(min([os.getpid(), *near])) as mine:
-            if not mine:
-                _say(f"rank {rank}: another rank has just asked all ranks of this host, see its stacks")
+        hostname = socket.gethostname()
+        others = {peer: address for peer, address in sorted(peers.items()) if peer != rank}
+        local_pids = [pid for host, pid in others.values() if host == hostname]
+        _write(f"rank {rank} (pid {os.getpid()}) on {hostname}: {reason}")
+        with _lock(min([os.getpid(), *local_pids])) as is_first:
+            if not is_first:
+                _write(f"rank {rank}: another rank of this host has just dumped all stacks, see above")
                 return
-            _say(f"stacks of rank {rank} (pid {os.getpid()}):")
+            _write(f"stacks of rank {rank} (pid {os.getpid()}):")
             faulthandler.dump_traceback(file=2, all_threads=True)
             for peer, (host, pid) in others.items():
-                if host == here:
-                    ask(peer, pid)
+                if host == hostname:
+                    request_stacks(peer, pid)
                 else:
-                    _say(
-                        f"rank {peer} (pid {pid}) is on another host, {host}: its stacks can't be asked for from {here}"
-                    )
+                    _write(f"rank {peer} (pid {pid}) is on another host, {host}: no stacks from there")
 
 
-def ask(rank: int, pid: int) -> None:
-    """Make one process of this host print its stacks, or tell why it can't. Never raises."""
+def request_stacks(rank: int, pid: int) -> None:
+    """Make a process of this host print its stacks, or print why it can't. Never raises."""
     try:
         status = _status(pid)
         state = status.get("State", "")
         if state[:1] in ("Z", "X"):
             raise ProcessLookupError
-        if status and not _holds(status, "SigCgt"):  # the signal would end it
-            _say(f"rank {rank} (pid {pid}) does not listen: it is starting up, or not a rank of weft")
+        if status and not _has_signal(status, "SigCgt"):  # not handled: the signal would kill it
+            _write(f"rank {rank} (pid {pid}) has no stack dump enabled: it is starting up, or not a rank of weft")
             return
-        _say(f"stacks of rank {rank} (pid {pid}{', which was stopped and goes on now' if state[:1] == 'T' else ''}):")
-        deaf = _blocking(pid)
-        _signal(pid)
-        os.kill(pid, signal.SIGCONT)  # afterwards, so that the signal is the first thing that a stopped one sees
+        stopped = ", which was stopped and now continues" if state[:1] == "T" else ""
+        _write(f"stacks of rank {rank} (pid {pid}{stopped}):")
+        blocking_before = _blocking_threads(pid)
+        _send_signal(pid)
+        os.kill(pid, signal.SIGCONT)  # afterwards, so that a stopped process handles our signal first
         if not status:
             time.sleep(PAUSE)
             return
-        end, seen = time.monotonic() + ANSWER, 0
-        while seen < 2:  # in a row, since between pending and taken a signal is nowhere
+        end, done_checks = time.monotonic() + ANSWER_TIMEOUT, 0
+        while done_checks < 2:  # in a row: for a moment, a signal is neither pending nor being handled
             if time.monotonic() > end:
-                _say(f"rank {rank} (pid {pid}) has not answered within {ANSWER:g} s (state: {state})")
+                _write(f"rank {rank} (pid {pid}) has not answered within {ANSWER_TIMEOUT:g} s (state: {state})")
                 return
             time.sleep(0.01)
-            pending = any(_holds(_status(pid), which) for which in ("SigPnd", "ShdPnd"))
-            seen = 0 if pending or _blocking(pid) - deaf else seen + 1
+            pending = any(_has_signal(_status(pid), field) for field in ("SigPnd", "ShdPnd"))
+            done_checks = 0 if pending or _blocking_threads(pid) - blocking_before else done_checks + 1
     except ProcessLookupError:
-        _say(f"rank {rank} (pid {pid}) is gone")
+        _write(f"rank {rank} (pid {pid}) has ended")
     except Exception as problem:
-        _say(f"rank {rank} (pid {pid}) can't be asked: {problem}")
+        _write(f"the stacks of rank {rank} (pid {pid}) can't be requested: {problem}")
 
 
-def _signal(pid: int) -> None:
-    """To the main thread, where Linux's libc can: of a process's own signals any thread may be the taker, while a main
-    thread that was stopped already goes on."""
+def _send_signal(pid: int) -> None:
+    """To the main thread, where libc can: any thread may handle a signal that is sent to the whole process, and then
+    the main thread of a stopped process has continued before its stack is printed."""
     tgkill = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None) if sys.platform == "linux" else None
     if tgkill is None:
         os.kill(pid, SIGNAL)
@@ -99,14 +98,14 @@ def _signal(pid: int) -> None:
         raise OSError(ctypes.get_errno(), f"no signal could be sent to {pid}")
 
 
-def _say(text: str) -> None:
-    """Straight to where faulthandler writes, so that lines and stacks keep their order."""
+def _write(text: str) -> None:
+    """To the descriptor that faulthandler writes to, unbuffered, so that lines and stacks keep their order."""
     with contextlib.suppress(OSError):
         os.write(2, f"weft: {text}\n".encode(errors="backslashreplace"))
 
 
 def _status(pid: int | str) -> dict[str, str]:
-    """What Linux tells about a process; nothing on other systems."""
+    """/proc/PID/status on Linux; empty on other systems."""
     if sys.platform != "linux":
         return {}
     try:
@@ -116,32 +115,33 @@ def _status(pid: int | str) -> dict[str, str]:
         raise ProcessLookupError from None
 
 
-def _blocking(pid: int) -> set[str]:
-    """The threads that do not take the signal now; one that writes the stacks does not, until it is done."""
+def _blocking_threads(pid: int) -> set[str]:
+    """The threads that block the signal now, as a thread does while it writes the stacks."""
     threads: set[str] = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        threads = {one for one in os.listdir(f"/proc/{pid}/task") if _holds(_status(f"{pid}/task/{one}"), "SigBlk")}
+        names = os.listdir(f"/proc/{pid}/task")
+        threads = {name for name in names if _has_signal(_status(f"{pid}/task/{name}"), "SigBlk")}
     return threads
 
 
-def _holds(status: dict[str, str], which: str) -> bool:
-    return bool(int(status.get(which, "0"), 16) >> (SIGNAL - 1) & 1)
+def _has_signal(status: dict[str, str], field: str) -> bool:
+    return bool(int(status.get(field, "0"), 16) >> (SIGNAL - 1) & 1)
 
 
 @contextlib.contextmanager
-def _turn(key: int) -> Iterator[bool]:
-    """Whether nobody else was at it; if somebody was, come back when they are done.
+def _lock(key: int) -> Iterator[bool]:
+    """Yields whether the lock was free; if another process held it, waits until that is done.
 
-    The lock is a name that the kernel forgets with its owner (an abstract socket, Linux only).
+    The lock is an abstract socket name, which the kernel frees when its owner dies (Linux only).
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
-        end = time.monotonic() + TURN
-        free = True
+        end = time.monotonic() + LOCK_TIMEOUT
+        was_free = True
         while sys.platform == "linux" and time.monotonic() < end:
             try:
                 lock.bind(f"\0weft-stacks-{key}")
                 break
             except OSError:
-                free = False
+                was_free = False
                 time.sleep(0.02)
-        yield free
+        yield was_free

@@ -1,8 +1,8 @@
-"""What ranks tell the C library's allocator: to keep what is freed.
+"""Let the C library keep freed memory.
 
-Every backward frees the activations of a micro-batch, and the next forward wants as much again. glibc gives freed
-memory back to the system in between, and then every page of it costs a fault: several per cent of a step, and more the
-more micro-batches are under way.
+Every backward frees the activations of a micro-batch, and the next forward allocates as much again. In between, glibc
+returns freed memory to the system, and then every page of it costs a page fault: several per cent of a step, and more
+with more micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import os
 import platform
 import sys
 
-TRIM, MAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-LARGE = 2**30  # bytes: what is larger is mapped by itself all the same
-OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGEST_KEPT = 2**30  # bytes; larger allocations are still mapped, and unmapped when they are freed
+USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 def keep_freed_memory() -> None:
-    """From now on; whoever has chosen otherwise in the environment, or another allocator, is left alone."""
-    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in OWN):
+    """From now on; does nothing without glibc, or if the environment sets these thresholds or another allocator."""
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return
+    if any(name in os.environ for name in USER_SETTINGS):
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(MAP, LARGE)
-    libc.mallopt(TRIM, 2**31 - 1)
+    libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
