@@ -105,7 +105,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "predict from an old version": (
         {"schedule": own_2bw(weft.Weights(delay=1, ahead=1, bellwether=True))},
-        r"predicts from version 0 when version 1 is the newest.*use delay=None",
+        r"predicts from version 0, but version 1 is the newest.*use delay=None",
     ),
     "predict without a rule on one rank": (
         {"schedule": "2bw", "predict": {}, "optimizer": lambda params: torch.optim.Rprop(params)},
