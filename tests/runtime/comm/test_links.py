@@ -24,7 +24,7 @@ from torch import Tensor
 
 from weft.errors import PeerError
 from weft.runtime.comm.buffers import ALIGNMENT, Pool, aligned
-from weft.runtime.comm.links import FIRST, MOST_DESCRIPTIONS, LinkError, ReceiveLink, SendLink
+from weft.runtime.comm.links import FIRST_CAPACITY, MAX_DESCRIPTIONS, LinkError, ReceiveLink, SendLink
 from weft.runtime.comm.messages import Message
 from weft.runtime.comm.shared_memory import SharedReceiver, SharedSender
 from weft.runtime.tree import flatten, unflatten
@@ -147,7 +147,7 @@ def plain_values(end: End) -> int:
 
 def sizes(end: End) -> int:
     """Sizes that grow, shrink, alternate, and jump about; below, at and beyond what the receives are posted for."""
-    edge = (FIRST - 3 * ALIGNMENT) // 4
+    edge = (FIRST_CAPACITY - 3 * ALIGNMENT) // 4
     made = np.random.default_rng(2)
     several = [
         *(2**power for power in range(17)),
@@ -177,8 +177,8 @@ def all_larger(end: End) -> int:
 
 def many_descriptions(end: End) -> int:
     """More shapes than are remembered, and then the first ones again, which were forgotten meanwhile."""
-    shapes = 2 * MOST_DESCRIPTIONS + 90
-    rounds = [*range(shapes), *range(5), *range(shapes - 5, shapes), *range(MOST_DESCRIPTIONS + 10), *range(5)]
+    shapes = 2 * MAX_DESCRIPTIONS + 90
+    rounds = [*range(shapes), *range(5), *range(shapes - 5, shapes), *range(MAX_DESCRIPTIONS + 10), *range(5)]
     return end.check(of(index, filled(index, size % 7, size)) for index, size in enumerate(rounds))
 
 
@@ -263,7 +263,7 @@ def both_ways(end: End) -> int:
     other = 1 - dist.get_rank()
     dist.barrier(group=end.control)
     group = dist.new_group(backend="gloo", timeout=LONG)
-    outgoing = SendLink(group, other, slots=2, wait=LONG)
+    outgoing = SendLink(group, other, slots=2, timeout=LONG)
     incoming = ReceiveLink(group, other, slots=2, device=torch.device("cpu"))
     for index in range(50):
         size = (index * 977) % 4000
@@ -292,7 +292,7 @@ def aborted(end: End) -> str:
 def aborted_at_length(end: End) -> str:
     """A reason that is too long for any receive is cut, though in the middle of a letter."""
     if end.outgoing is not None:
-        end.outgoing.abort("x" + "ü" * FIRST).wait(LONG)
+        end.outgoing.abort("x" + "ü" * FIRST_CAPACITY).wait(LONG)
         end.meet()
         return ""
     assert end.incoming is not None
@@ -377,12 +377,12 @@ def run_cases() -> dict[str, tuple[str, Any]]:
     for name, case, slots, shares in CASES:
         dist.barrier()  # if one end failed, the other comes when it has waited long enough
         group, control = (dist.new_group(backend="gloo", timeout=LONG) for _ in range(2))
-        wait = SHORT if case is nobody_reads else LONG
+        timeout = SHORT if case is nobody_reads else LONG
         sends = dist.get_rank() == 0
         end = End(
             group=group,
             control=control,
-            outgoing=SendLink(group, 1, slots=slots, wait=wait, lender=SharedSender() if shares else None)
+            outgoing=SendLink(group, 1, slots=slots, timeout=timeout, shared_sender=SharedSender() if shares else None)
             if sends
             else None,
             incoming=None if sends else _incoming(group, slots, int(sender) if shares else None),
@@ -396,8 +396,8 @@ def run_cases() -> dict[str, tuple[str, Any]]:
 
 
 def _incoming(group: dist.ProcessGroup, slots: int, sender: int | None) -> ReceiveLink:
-    borrower = None if sender is None else SharedReceiver(sender)
-    return ReceiveLink(group, 0, slots=slots, device=torch.device("cpu"), borrower=borrower)
+    shared_receiver = None if sender is None else SharedReceiver(sender)
+    return ReceiveLink(group, 0, slots=slots, device=torch.device("cpu"), shared_receiver=shared_receiver)
 
 
 @pytest.fixture(scope="module")
@@ -459,8 +459,8 @@ def test_shared_memory_is_bounded_and_used_again(exchanged: Exchanged) -> None:
     """A piece for each message under way, one that is read, and one that was read and is not given back yet."""
     (sending, _), (receiving, addresses) = results(exchanged, "bounded shared")
     assert 2 <= len(addresses) < 20  # small messages are not in it
-    assert max(sending) <= 8 * (aligned(20_000 * 4) + FIRST)
-    assert max(receiving) <= 8 * FIRST
+    assert max(sending) <= 8 * (aligned(20_000 * 4) + FIRST_CAPACITY)
+    assert max(receiving) <= 8 * FIRST_CAPACITY
 
 
 def test_what_is_held_in_shared_memory_is_never_written_over(exchanged: Exchanged) -> None:
@@ -480,7 +480,7 @@ def test_the_reason_of_a_failure_reaches_the_other_end(exchanged: Exchanged) -> 
     assert results(exchanged, "aborted 3")[1] == TEXT
     text = results(exchanged, "aborted_at_length 1")[1]
     assert text.startswith("xüü")
-    assert FIRST / 2 - 100 < len(text) < FIRST / 2
+    assert FIRST_CAPACITY / 2 - 100 < len(text) < FIRST_CAPACITY / 2
 
 
 @pytest.mark.parametrize(
@@ -504,12 +504,12 @@ def test_a_full_link_holds_its_sender_up(exchanged: Exchanged, slots: int) -> No
 
 def test_a_buffer_is_used_again_when_nothing_holds_it() -> None:
     pool = Pool()
-    first = pool.take(1000)
+    first = pool.acquire(1000)
     address = first.data_ptr()
     assert first.shape == (1000,)
     assert first.dtype == torch.uint8
     del first
-    assert pool.take(900).data_ptr() == address
+    assert pool.acquire(900).data_ptr() == address
     assert pool.nbytes == aligned(1000)
 
 
@@ -530,25 +530,25 @@ def test_a_buffer_is_used_again_when_nothing_holds_it() -> None:
 )
 def test_a_buffer_is_not_given_away_while_anything_holds_it(hold: Callable[[Tensor], Any]) -> None:
     pool = Pool()
-    flat = pool.take(128)
+    flat = pool.acquire(128)
     flat.zero_()
     address = flat.data_ptr()
     kept = hold(flat)
     del flat
-    assert (pool.nbytes, pool.unused_bytes) == (128, 0)
-    others = [pool.take(128) for _ in range(3)]
+    assert (pool.nbytes, pool.free_bytes) == (128, 0)
+    others = [pool.acquire(128) for _ in range(3)]
     assert address not in {one.data_ptr() for one in others}
     assert len({one.data_ptr() for one in others}) == 3
-    assert (pool.nbytes, pool.unused_bytes) == (4 * 128, 0)
+    assert (pool.nbytes, pool.free_bytes) == (4 * 128, 0)
     del kept
-    assert pool.unused_bytes == 128
-    assert pool.take(128).data_ptr() == address
+    assert pool.free_bytes == 128
+    assert pool.acquire(128).data_ptr() == address
 
 
 def test_buffers_are_aligned_whatever_their_size() -> None:
     """As torch's own memory is: kernels may choose another order of additions where it is not."""
     pool = Pool()
-    taken = [pool.take(size) for size in range(1, 300, 7)]
+    taken = [pool.acquire(size) for size in range(1, 300, 7)]
     assert all(one.data_ptr() % ALIGNMENT == 0 for one in taken)
     spans = sorted((one.data_ptr(), one.data_ptr() + one.numel()) for one in taken)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
@@ -557,25 +557,25 @@ def test_buffers_are_aligned_whatever_their_size() -> None:
 def test_the_smallest_buffer_that_fits_is_taken() -> None:
     """Else a header could take what a large message needs in the next moment."""
     pool = Pool()
-    several = {size: pool.take(size) for size in (640, 64, 6400)}
+    several = {size: pool.acquire(size) for size in (640, 64, 6400)}
     addresses = {size: one.data_ptr() for size, one in several.items()}
     several.clear()
-    assert [pool.take(size).data_ptr() for size in (64, 100, 1000)] == [addresses[size] for size in (64, 640, 6400)]
+    assert [pool.acquire(size).data_ptr() for size in (64, 100, 1000)] == [addresses[size] for size in (64, 640, 6400)]
 
 
 def test_buffers_that_are_too_small_make_way() -> None:
     """Messages that grow again and again leave no trail of smaller buffers."""
     pool = Pool()
     for size in range(64, 64 * 500, 64):
-        pool.take(size)
+        pool.acquire(size)
     assert pool.nbytes == 64 * 499
-    assert pool.unused_bytes == pool.nbytes
+    assert pool.free_bytes == pool.nbytes
 
 
 def test_sizes_that_take_turns_end_up_in_the_same_buffers() -> None:
     pool = Pool()
     for turn in range(100):
-        keep = [pool.take(100 + 1000 * ((turn + place) % 3)) for place in range(3)]
+        keep = [pool.acquire(100 + 1000 * ((turn + place) % 3)) for place in range(3)]
         assert len({one.data_ptr() for one in keep}) == 3
         del keep
     assert pool.nbytes <= 3 * aligned(2100)

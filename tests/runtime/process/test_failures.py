@@ -528,7 +528,7 @@ def check_stacks(err: str, how: str) -> None:
     assert [stack[0] for stack in stacks] == ["0", "1"]
     assert " in step\n" in stacks[0]
     assert f" in {how}\n" in stacks[1]
-    assert ("which was stopped and goes on now" in stacks[1]) == (how == "stops")
+    assert ("which was stopped and now continues" in stacks[1]) == (how == "stops")
 
 
 def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:

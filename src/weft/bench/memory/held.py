@@ -29,7 +29,7 @@ from weft.bench.memory.bert import TINY, Size
 from weft.bench.memory.search import Known, Search
 from weft.bench.memory.trial import begin, told
 from weft.errors import WeftError
-from weft.runtime.comm import SWITCH
+from weft.runtime.comm import SHARED_MEMORY_SWITCH
 from weft.schedule import METHODS
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ class Maker:
 
 def _set_up() -> None:
     torch.set_num_threads(1)
-    os.environ[SWITCH] = "0"  # memory that is shared belongs to no rank, and no limit of a process counts it
+    os.environ[SHARED_MEMORY_SWITCH] = (
+        "0"  # memory that is shared belongs to no rank, and no limit of a process counts it
+    )
     libc = ctypes.CDLL(None)
     for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MAPPED), (M_TRIM_THRESHOLD, MAPPED)):
         libc.mallopt(parameter, value)

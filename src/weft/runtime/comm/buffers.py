@@ -1,7 +1,7 @@
-"""Memory for messages, used again and again.
+"""Reusable memory for messages.
 
-Activations are views of the buffer they arrived in, for as long as anything holds on to one: autograd, the model,
-or a user. So a buffer is free when its array has no other owner, which Python's own count of references tells.
+Activations are views of the buffer that they arrived in, for as long as anything references one: autograd, the model,
+or a user. So a buffer is free when its array has no other owner, by Python's own reference count.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64  # as torch's own allocations: kernels may choose another order of additions for others
+ALIGNMENT = 64  # as torch's own allocations: for others, kernels may choose another order of additions
 _PROBE = [np.empty(0)]
-_UNUSED = sys.getrefcount(_PROBE[0])  # references to what only a list holds, asked for in this very way
+_FREE_REFERENCES = sys.getrefcount(_PROBE[0])  # of an array that only a list references; see is_held
 
 
 def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def is_held(arrays: list[npt.NDArray[np.uint8]], place: int) -> bool:
-    """Whether anything but this list has an array of it, or a view."""
-    return sys.getrefcount(arrays[place]) != _UNUSED
+def is_held(arrays: list[npt.NDArray[np.uint8]], index: int) -> bool:
+    """Whether anything besides this list references an array in it, or a view of that array."""
+    return sys.getrefcount(arrays[index]) != _FREE_REFERENCES
 
 
 class Pool:
@@ -33,17 +33,17 @@ class Pool:
     def __init__(self) -> None:
         self._arrays: list[npt.NDArray[np.uint8]] = []
 
-    def take(self, size: int) -> Tensor:
-        """A tensor of `size` bytes that nobody else holds; it is free again when all its views are gone."""
-        unused = [place for place in range(len(self._arrays)) if not is_held(self._arrays, place)]
-        large = [place for place in unused if self._arrays[place].nbytes >= size]
+    def acquire(self, size: int) -> Tensor:
+        """A tensor of `size` bytes that nothing else references; it is free again when all its views are gone."""
+        free = self._free()
+        large = [index for index in free if self._arrays[index].nbytes >= size]
         if large:
-            chosen = min(large, key=lambda place: self._arrays[place].nbytes)
+            chosen = min(large, key=lambda index: self._arrays[index].nbytes)
         else:
-            for place in unused[:1]:  # too small for what messages have become
-                del self._arrays[place]
+            for index in free[:1]:  # replace a buffer that has become too small
+                del self._arrays[index]
             chosen = len(self._arrays)
-            self._arrays.append(_array(aligned(size)))
+            self._arrays.append(_aligned_array(aligned(size)))
         return torch.from_numpy(self._arrays[chosen])[:size]
 
     @property
@@ -51,13 +51,14 @@ class Pool:
         return sum(array.nbytes for array in self._arrays)
 
     @property
-    def unused_bytes(self) -> int:
-        """Of buffers that nothing holds at the moment."""
-        arrays = self._arrays
-        return sum(arrays[at].nbytes for at in range(len(arrays)) if not is_held(arrays, at))
+    def free_bytes(self) -> int:
+        return sum(self._arrays[index].nbytes for index in self._free())
+
+    def _free(self) -> list[int]:
+        return [index for index in range(len(self._arrays)) if not is_held(self._arrays, index)]
 
 
-def _array(size: int) -> npt.NDArray[np.uint8]:
+def _aligned_array(size: int) -> npt.NDArray[np.uint8]:
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size]

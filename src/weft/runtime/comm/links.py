@@ -1,19 +1,19 @@
 """Messages between processes, over gloo: one link for each directed pair of ranks.
 
-A message is one flat buffer, sent in one piece:
+A message is one flat buffer:
 
-    header (64 bytes) | description, if it is new to the receiver | tensors, each aligned
+    header (64 bytes) | description, if the receiver does not know it yet | tensors, each aligned
 
-The receiver keeps a number of receives posted ahead, each as large as the largest message so far. Messages that fit
-need nothing else, whatever their shapes; a larger one is announced in its place by a header alone, follows on
-a line of its own, and makes the receives that are posted from then on larger. Both ends count along, so shapes that
-do not change cost nothing. Descriptions (dtypes, shapes, nesting) are sent once and then go by number.
+The receiver keeps a number of receives posted ahead, each as large as the largest message so far. A message that fits
+is sent as it is, whatever its shapes. For a larger one, a header alone takes its place, the message follows under
+another tag, and later receives are posted with the new size. Both ends track these sizes, so shapes that do not change
+cost nothing. Descriptions (dtypes, shapes, nesting) are sent once and then referred to by number.
 
-Between ranks of one host that can share memory, tensors that are not small are in a piece of it (`shared.py`), and the
-header tells in which: threads of gloo would copy them twice more, on cores that compute.
+Between ranks of one host that can share memory, tensors that are not small are in a piece of it (`shared_memory.py`),
+and the header names the piece: threads of gloo would copy them twice more, on cores that compute.
 
-With CUDA the header goes over gloo all the same, for the host reads it; tensors go over a NCCL communicator of the
-link's own, whose stream no other link can block.
+With CUDA the header still goes over gloo, since the host reads it; tensors go over a NCCL communicator that belongs to
+the link, so that no other link can block its stream.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from weft.runtime.comm.messages import Message
 from weft.runtime.comm.shared_memory import Piece, SharedReceiver, SharedSender
 from weft.runtime.tree import from_json
 
-# op, chunk, index, loss, description's number, its bytes, bytes of all, piece of shared memory (or NO_PIECE), its bytes
+# op, chunk, index, loss, number of the description, its bytes, bytes of the message, piece of shared memory, its bytes
 HEADER = struct.Struct("<bxhxxxxqdiiqqq")
 NO_PIECE = -1
-FIRST = 4096  # bytes of the first receives, and so the least that always fits
-ABORT, LARGER = -1, -2  # instead of an op
-LINE, WIDE = 0, 1  # tags
-MOST_DESCRIPTIONS = 256
+FIRST_CAPACITY = 4096  # bytes of the first receives; messages up to this size always fit
+ABORT, LARGE = -1, -2  # instead of an op
+TAG, LARGE_TAG = 0, 1
+MAX_DESCRIPTIONS = 256
 
-Description: TypeAlias = "tuple[Any, ...]"  # skeleton, then (dtype, shape, wants a gradient) of each tensor
+Description: TypeAlias = "tuple[Any, ...]"  # skeleton, then (dtype, shape, needs a gradient) of each tensor
 
 
 class LinkError(RuntimeError):
-    """A message could not be sent or received: the other end is gone, or too late."""
+    """A message could not be sent or received: the other rank has died, or a timeout passed."""
 
 
 class SendLink:
@@ -60,26 +60,27 @@ class SendLink:
         target: int,
         *,
         slots: int,
-        wait: timedelta,
-        lender: SharedSender | None = None,
+        timeout: timedelta,
+        shared_sender: SharedSender | None = None,
         nccl: Any = None,
     ) -> None:
-        self._group, self._target, self._wait, self._lender, self._nccl = group, target, wait, lender, nccl
+        self._group, self._target, self._timeout, self._nccl = group, target, timeout, nccl
+        self._shared_sender = shared_sender
         self._pool = Pool()
-        self._sends: deque[tuple[Any, ...]] = deque()  # works, and what they send
-        self._most = slots + 1
-        self._capacities = deque([FIRST] * slots)  # of the receives that are posted at the other end
-        self._capacity = FIRST
+        self._sends: deque[tuple[Any, ...]] = deque()  # each: works, and the tensors that they send
+        self._max_sends = slots + 1
+        self._capacities = deque([FIRST_CAPACITY] * slots)  # of the receives that the other end has posted
+        self._capacity = FIRST_CAPACITY
         self._descriptions: dict[Description, int] = {}
         self._next_description = 0
 
     @property
     def nbytes(self) -> int:
-        return self._pool.nbytes + (0 if self._lender is None else self._lender.nbytes)
+        return self._pool.nbytes + (0 if self._shared_sender is None else self._shared_sender.nbytes)
 
     def send(self, message: Message) -> None:
         """Send without waiting, unless the link is full."""
-        while len(self._sends) >= self._most:
+        while len(self._sends) >= self._max_sends:
             self._finish()
         tensors = message.tensors
         number, text = self._describe(message)
@@ -87,16 +88,16 @@ class SendLink:
         sizes = [0 if self._nccl is not None else aligned(tensor.nbytes) for tensor in tensors]
         piece = self._piece(sum(sizes))
         size = start + (sum(sizes) if piece is None else 0)
-        flat = self._pool.take(size)
+        flat = self._pool.acquire(size)
         shared = (NO_PIECE, 0) if piece is None else (piece.number, piece.size)
         HEADER.pack_into(flat.numpy().data, 0, *message.key, message.loss, number, len(text), size, *shared)
         if text:
             flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         if self._nccl is None:
-            room, start = (flat, start) if piece is None else (piece.flat, 0)
-            for tensor, taken in zip(tensors, sizes, strict=True):
-                _view(room, start, tensor.dtype, tensor.shape).copy_(tensor.detach())
-                start += taken
+            target, start = (flat, start) if piece is None else (piece.flat, 0)
+            for tensor, tensor_size in zip(tensors, sizes, strict=True):
+                _view(target, start, tensor.dtype, tensor.shape).copy_(tensor.detach())
+                start += tensor_size
         self._post(flat, size)
         if self._nccl is not None:
             payload = [tensor.detach().contiguous() for tensor in tensors]
@@ -104,38 +105,43 @@ class SendLink:
             self._sends[-1] = (*self._sends[-1], *works, *payload)
 
     def _piece(self, size: int) -> Piece | None:
-        return None if self._lender is None or size < FIRST else self._lender.take(size)
+        if self._shared_sender is None or size < FIRST_CAPACITY:
+            return None
+        return self._shared_sender.acquire(size)
 
     def abort(self, reason: str) -> Work:
-        """Tell the other end that this rank failed."""
-        text = reason.encode()[: FIRST - 2 * ALIGNMENT]
-        flat = torch.zeros(FIRST, dtype=torch.uint8)
-        HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST, NO_PIECE, 0)
+        """Inform the other end that this rank failed."""
+        text = reason.encode()[: FIRST_CAPACITY - 2 * ALIGNMENT]
+        flat = torch.zeros(FIRST_CAPACITY, dtype=torch.uint8)
+        HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST_CAPACITY, NO_PIECE, 0)
         flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        return self._isend(flat, LINE)
+        return self._isend(flat, TAG)
 
     def _describe(self, message: Message) -> tuple[int, bytes]:
-        """The number of a message's description, and its text where the receiver does not know it yet."""
+        """The number of a message's description, and its text if the receiver does not know it yet."""
         description = (
             message.skeleton,
-            *((str(t.dtype)[6:], tuple(t.shape), g) for t, g in zip(message.tensors, message.grads, strict=True)),
+            *(
+                (str(tensor.dtype)[6:], tuple(tensor.shape), grad)
+                for tensor, grad in zip(message.tensors, message.grads, strict=True)
+            ),
         )
         number = self._descriptions.get(description)
         if number is not None:
             return number, b""
-        if len(self._descriptions) == MOST_DESCRIPTIONS:
+        if len(self._descriptions) == MAX_DESCRIPTIONS:
             self._descriptions.clear()
-        number = self._descriptions[description] = self._next_description % (2 * MOST_DESCRIPTIONS)
+        number = self._descriptions[description] = self._next_description % (2 * MAX_DESCRIPTIONS)
         self._next_description += 1
         return number, json.dumps(description).encode()
 
     def _post(self, flat: Tensor, size: int) -> None:
         if size <= self._capacities.popleft():
-            self._sends.append((self._isend(flat, LINE),))
+            self._sends.append((self._isend(flat, TAG),))
         else:
-            head = self._pool.take(ALIGNMENT)
-            HEADER.pack_into(head.numpy().data, 0, LARGER, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0)
-            self._sends.append((self._isend(head, LINE), self._isend(flat, WIDE)))
+            header = self._pool.acquire(ALIGNMENT)
+            HEADER.pack_into(header.numpy().data, 0, LARGE, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0)
+            self._sends.append((self._isend(header, TAG), self._isend(flat, LARGE_TAG)))
             self._capacity = max(self._capacity, size)
         self._capacities.append(self._capacity)
 
@@ -145,7 +151,7 @@ class SendLink:
     def _finish(self) -> None:
         for work in self._sends.popleft():
             if not isinstance(work, Tensor):
-                work.wait(self._wait)
+                work.wait(self._timeout)
 
 
 class ReceiveLink:
@@ -158,45 +164,46 @@ class ReceiveLink:
         *,
         slots: int,
         device: torch.device,
-        borrower: SharedReceiver | None = None,
+        shared_receiver: SharedReceiver | None = None,
         nccl: Any = None,
     ) -> None:
-        self._group, self._source, self._device, self._borrower, self._nccl = group, source, device, borrower, nccl
+        self._group, self._source, self._device, self._nccl = group, source, device, nccl
+        self._shared_receiver = shared_receiver
         self._pool = Pool()
-        self._capacity = FIRST
+        self._capacity = FIRST_CAPACITY
         self._descriptions: dict[int, Description] = {}
-        self._posted: deque[Work] = deque(self._irecv(FIRST, LINE) for _ in range(slots))
+        self._posted: deque[Work] = deque(self._irecv(FIRST_CAPACITY, TAG) for _ in range(slots))
 
     @property
     def nbytes(self) -> int:
-        return self._pool.unused_bytes + sum(work.flat.nbytes for work in self._posted)
+        return self._pool.free_bytes + sum(work.flat.nbytes for work in self._posted)
 
-    def receive(self, wait: timedelta) -> Message:
-        """Wait for the next message, whatever it is."""
+    def receive(self, timeout: timedelta) -> Message:
+        """Wait for the next message."""
         posted = self._posted[0]
-        posted.wait(wait)
+        posted.wait(timeout)
         self._posted.popleft()
         flat = posted.flat
-        op, chunk, index, loss, number, described, size, piece, room = HEADER.unpack_from(flat.numpy().data)
-        if op == LARGER:
-            wide = self._irecv(size, WIDE)
-            wide.wait(wait)
-            flat = wide.flat
-            op, chunk, index, loss, number, described, _, piece, room = HEADER.unpack_from(flat.numpy().data)
+        op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
+        if op == LARGE:
+            large = self._irecv(size, LARGE_TAG)
+            large.wait(timeout)
+            flat = large.flat
+            op, chunk, index, loss, number, text_size, _, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
             self._capacity = max(self._capacity, size)
         start = aligned(HEADER.size)
-        text = flat[start : start + described].numpy().tobytes()
+        text = flat[start : start + text_size].numpy().tobytes()
         if op == ABORT:
             raise PeerError(text.decode(errors="replace"))
-        self._posted.append(self._irecv(self._capacity, LINE))
+        self._posted.append(self._irecv(self._capacity, TAG))
         if text:
             self._descriptions[number] = from_json(json.loads(text))
         skeleton, *parts = self._descriptions[number]
-        start += aligned(described)
+        start += aligned(text_size)
         if piece != NO_PIECE:
-            assert self._borrower is not None
-            self._borrower.give_back()
-            flat, start = self._borrower.take(piece, room), 0
+            assert self._shared_receiver is not None
+            self._shared_receiver.release()
+            flat, start = self._shared_receiver.read(piece, piece_size), 0
         tensors = []
         for name, shape, _ in parts:
             dtype = getattr(torch, name)
@@ -204,7 +211,7 @@ class ReceiveLink:
                 tensor = torch.empty(shape, dtype=dtype, device=self._device)
                 work = dist.irecv(tensor, self._source, group=self._nccl)
                 assert work is not None
-                work.wait()  # lets the stream wait, not the host
+                work.wait()  # the stream waits, not the host
             else:
                 tensor = _view(flat, start, dtype, shape)
                 start += aligned(tensor.nbytes)
@@ -212,26 +219,26 @@ class ReceiveLink:
         return Message((op, chunk, index), tensors, skeleton, [grad for *_, grad in parts], loss)
 
     def _irecv(self, size: int, tag: int) -> Work:
-        flat = self._pool.take(size)
+        flat = self._pool.acquire(size)
         return Work(lambda: dist.irecv(flat, self._source, group=self._group, tag=tag), flat)
 
 
 class Work:
-    """A send or receive under way, with its memory."""
+    """A send or receive in progress, with its memory."""
 
     def __init__(self, begin: Callable[[], dist.Work | None], flat: Tensor) -> None:
         self.flat = flat
-        with _losing():
+        with _link_errors():
             self._work = begin()
 
-    def wait(self, longest: timedelta) -> None:
+    def wait(self, timeout: timedelta) -> None:
         assert self._work is not None
-        with _losing():
-            self._work.wait(longest)
+        with _link_errors():
+            self._work.wait(timeout)
 
 
 @contextlib.contextmanager
-def _losing() -> Iterator[None]:
+def _link_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:

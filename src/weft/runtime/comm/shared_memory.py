@@ -1,9 +1,9 @@
-"""Memory that two ranks of one host share: what is handed over is copied once, and no thread but theirs is woken.
+"""Memory that two ranks of one host share: a message is copied once, and no other thread is woken.
 
-A lender has pieces of anonymous memory (memfd), each for one message at a time; the header of a message tells which. A
-borrower maps a piece when it first hears of it, reads messages where they are, and gives a piece back when nothing
-holds on to it any more: a byte in the piece itself, which the lender looks at before it takes the piece again. Nobody
-waits: where none is free, or large enough, there is one more. Nothing has a name, so nothing is left behind.
+The sender has pieces of anonymous memory (memfd), each for one message at a time; the header of a message names its
+piece. The receiver maps a piece when it first sees it, and reads messages in place. When nothing references a piece any
+more, the receiver marks it free: in the first byte of the piece, which the sender checks before it reuses the piece.
+Nobody waits: if no piece is free and large enough, one is added or grown. No piece has a name, so none is left behind.
 """
 
 from __future__ import annotations
@@ -27,34 +27,26 @@ from torch import Tensor
 
 from weft.runtime.comm.buffers import ALIGNMENT, aligned, is_held
 
-SWITCH = "WEFT_SHARED_MEMORY"  # "0" in the environment of a rank: it shares none
-FREE, SENT, HELD = 0, 1, 2  # what the first byte of a piece says
-TOKEN = 16  # bytes
+SHARED_MEMORY_SWITCH = "WEFT_SHARED_MEMORY"  # environment variable; "0": this rank shares no memory
+FREE, SENT, HELD = 0, 1, 2  # the first byte of a piece
+TOKEN_BYTES = 16
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 
-def host() -> str:
-    """What ranks of one host have in common: its name, and its network, of which a container may have its own."""
-    network = ""
-    with contextlib.suppress(OSError):
-        network = os.readlink("/proc/self/ns/net")
-    return f"{socket.gethostname()} {network}".strip()
-
-
 class Piece:
-    """A piece of memory of a lender; its first `ALIGNMENT` bytes are the state's."""
+    """A piece of the sender's memory; its first `ALIGNMENT` bytes hold its state."""
 
     def __init__(self, size: int) -> None:
-        self.number = os.memfd_create("weft", os.MFD_CLOEXEC)
+        self.number = os.memfd_create("weft", os.MFD_CLOEXEC)  # also its file descriptor
         weakref.finalize(self, os.close, self.number)
         self.grow(size)
 
     def grow(self, size: int) -> None:
-        """Let it hold so many bytes; OSError if there is not so much memory."""
+        """Make room for this many bytes; OSError if there is not enough memory."""
         self.size = aligned(size)
         os.posix_fallocate(self.number, 0, ALIGNMENT + self.size)
-        self._bytes = _mapped(self.number, ALIGNMENT + self.size)
+        self._bytes = _map(self.number, ALIGNMENT + self.size)
         self.flat = torch.from_numpy(self._bytes[ALIGNMENT:])
 
     @property
@@ -72,76 +64,76 @@ class SharedSender:
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
 
-    def take(self, size: int) -> Piece | None:
-        """A piece that nobody reads, for a message of this size; None if there is no memory for it."""
+    def acquire(self, size: int) -> Piece | None:
+        """A free piece for a message of this size; None if there is no memory for it."""
         free = [piece for piece in self._pieces if piece.state == FREE]
         large = [piece for piece in free if piece.size >= size]
         try:
             if large:
-                piece = min(large, key=lambda one: one.size)
+                chosen = min(large, key=lambda piece: piece.size)
             elif free:
-                piece = free[0]
-                piece.grow(size)
+                chosen = free[0]
+                chosen.grow(size)
             else:
-                piece = Piece(size)
-                self._pieces.append(piece)
+                chosen = Piece(size)
+                self._pieces.append(chosen)
         except OSError:
             return None
-        piece.state = SENT
-        return piece
+        chosen.state = SENT
+        return chosen
 
     @property
     def nbytes(self) -> int:
-        """Of pieces that no micro-batch of the borrower's holds."""
+        """Of pieces that no micro-batch of the receiver holds."""
         return sum(piece.size for piece in self._pieces if piece.state != HELD)
 
 
 class SharedReceiver:
-    """The receiver's view of a lender's memory."""
+    """The receiver's view of a sender's memory."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._pieces: dict[int, list[Bytes]] = {}  # by number: the state, and what a message may be in
+    def __init__(self, sender_pid: int) -> None:
+        self._sender_pid = sender_pid
+        self._pieces: dict[int, list[Bytes]] = {}  # by number: the state, and the memory for messages
 
-    def take(self, number: int, size: int) -> Tensor:
-        """What is in a piece; it is given back when all views of it are gone."""
+    def read(self, number: int, size: int) -> Tensor:
+        """The memory of a piece; once all views of it are gone, `release` frees it."""
         piece = self._pieces.get(number)
         if piece is None or piece[1].nbytes < size:
-            descriptor = os.open(f"/proc/{self._pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(f"/proc/{self._sender_pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
             try:
-                whole = _mapped(descriptor, ALIGNMENT + size)
+                whole = _map(descriptor, ALIGNMENT + size)
             finally:
                 os.close(descriptor)
             piece = self._pieces[number] = [whole[:ALIGNMENT], whole[ALIGNMENT:]]
         piece[0][0] = HELD
         return torch.from_numpy(piece[1])
 
-    def give_back(self) -> None:
-        """Let the lender have what nothing here holds any more."""
+    def release(self) -> None:
+        """Free all pieces that nothing here references any more."""
         for piece in self._pieces.values():
             if piece[0][0] == HELD and not is_held(piece, 1):
                 piece[0][0] = FREE
 
 
-def _mapped(descriptor: int, size: int) -> Bytes:
+def _map(descriptor: int, size: int) -> Bytes:
     return np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
 
 
-# Who can read whose memory
+# Which ranks can share memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
-    """What a rank tells all others, so that they can try to read its memory."""
+class MemoryProbe:
+    """A token in a rank's memory, for other ranks to read: so they find out whether they can share memory with it."""
 
     host: str
     pid: int
-    number: int = -1
+    number: int = -1  # of its file descriptor; -1: this rank shares no memory
     token: str = ""
 
-    def readable(self) -> bool:
-        """Whether this process can share memory with that one: the same host, and the right to open it."""
-        if self.number < 0 or self.host != host() or not wanted():
+    def is_readable(self) -> bool:
+        """Whether this process can share memory with that one: same host, and permission to open its memory."""
+        if self.number < 0 or self.host != host() or not is_enabled():
             return False
         with contextlib.suppress(OSError):
             return Path(f"/proc/{self.pid}/fd/{self.number}").read_bytes() == bytes.fromhex(self.token)
@@ -149,18 +141,24 @@ class Offer:
 
 
 @contextlib.contextmanager
-def offered() -> Iterator[Offer]:
-    """An offer for as long as others try it."""
-    me = Offer(host=host(), pid=os.getpid())
-    if not wanted():
-        yield me
+def memory_probe() -> Iterator[MemoryProbe]:
+    """A probe of this process, readable inside the `with` block."""
+    if not is_enabled():
+        yield MemoryProbe(host=host(), pid=os.getpid())
         return
-    token = secrets.token_bytes(TOKEN)
+    token = secrets.token_bytes(TOKEN_BYTES)
     with open(os.memfd_create("weft", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         file.write(token)
-        yield Offer(host=me.host, pid=me.pid, number=file.fileno(), token=token.hex())
+        yield MemoryProbe(host=host(), pid=os.getpid(), number=file.fileno(), token=token.hex())
 
 
-def wanted() -> bool:
-    """Whether memory can and may be shared here."""
-    return sys.platform == "linux" and os.environ.get(SWITCH, "1") != "0"
+def host() -> str:
+    """The same for all ranks of one host: its name and its network namespace, which a container may have of its own."""
+    network = ""
+    with contextlib.suppress(OSError):
+        network = os.readlink("/proc/self/ns/net")
+    return f"{socket.gethostname()} {network}".strip()
+
+
+def is_enabled() -> bool:
+    return sys.platform == "linux" and os.environ.get(SHARED_MEMORY_SWITCH, "1") != "0"

@@ -133,9 +133,9 @@ class ProcessTransport:
 
     def _readable(self) -> list[list[int]]:
         """For each rank, the ranks whose memory it can read."""
-        with shared_memory.offered() as mine:
-            offers = [shared_memory.Offer(**one) for one in self.all_gather(asdict(mine))]
-            return self.all_gather([rank for rank, one in enumerate(offers) if one.readable()])
+        with shared_memory.memory_probe() as probe:
+            probes = [shared_memory.MemoryProbe(**data) for data in self.all_gather(asdict(probe))]
+            return self.all_gather([rank for rank, probe in enumerate(probes) if probe.is_readable()])
 
     def _connect(self, schedule: Schedule, slots: int, readable: list[list[int]]) -> None:
         pairs = [(a, b) for a, b in zip(schedule.placement, schedule.placement[1:], strict=False) if a != b]
@@ -148,14 +148,19 @@ class ProcessTransport:
                 nccl = self._new_nccl_group(source, target) if self._device.type == "cuda" else None
                 shares = nccl is None and source in readable[target]
                 if self._rank == source:
-                    lender = shared_memory.SharedSender() if shares else None
+                    shared_sender = shared_memory.SharedSender() if shares else None
                     self._outgoing[b] = SendLink(
-                        self._lines, target, slots=slots, wait=self._deadline, lender=lender, nccl=nccl
+                        self._lines, target, slots=slots, timeout=self._deadline, shared_sender=shared_sender, nccl=nccl
                     )
                 if self._rank == target:
-                    borrower = shared_memory.SharedReceiver(self._peers[source][1]) if shares else None
+                    shared_receiver = shared_memory.SharedReceiver(self._peers[source][1]) if shares else None
                     self._incoming[a] = ReceiveLink(
-                        self._lines, source, slots=slots, device=self._device, borrower=borrower, nccl=nccl
+                        self._lines,
+                        source,
+                        slots=slots,
+                        device=self._device,
+                        shared_receiver=shared_receiver,
+                        nccl=nccl,
                     )
 
     def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
