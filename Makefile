@@ -1,17 +1,29 @@
 # Both `make train` and `make test` set everything up; they need Python and make only.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
-.PHONY: train test format golden pictures clean help
+# $(1): options for pytest. mypy runs at the same time; its output follows that of pytest.
+define check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@echo '$(PYTEST) $(1)'; $(BIN)/mypy > .venv/mypy 2>&1 & mypy=$$!; \
+	$(PYTEST) $(1); tests=$$?; \
+	wait $$mypy; types=$$?; \
+	echo $(BIN)/mypy; cat .venv/mypy; \
+	exit $$((tests || types))
+endef
+
+.PHONY: train test test-all format golden pictures clean help
 
 train: .venv/ready ## train a small GPT on Python's own sources with WPipe, one rank per core; two minutes on two cores
 	$(BIN)/weft train
 
-test: .venv/ready ## lint, types, tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+test: .venv/ready ## lint, types, and all tests but the slow ones; five minutes on two cores
+	$(call check,-m "not slow")
+
+test-all: .venv/ready ## lint, types, and every test; what a release needs
+	$(call check)
 
 format: .venv/ready ## fix lint and format
 	$(BIN)/ruff check --fix .
