@@ -49,7 +49,7 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
     write_cifar(tmp_path)
     path = tmp_path / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(WeftError, match=r"data_batch_3.bin must hold samples of 3073 bytes \(it has 9218\)"):
+    with pytest.raises(WeftError, match=r"data_batch_3.bin needs samples of 3073 bytes \(it has 9218 bytes\)"):
         open_data(Cifar10(path=str(tmp_path)), seed=0)
 
 
@@ -184,7 +184,7 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     assert len(set(labels[:4].tolist())) == 2  # mixed, so that the first ones are of both classes
     assert open_data(options, seed=0, inputs=False).train.spec == data.train.spec
     (tmp_path / "val" / "bird").mkdir()
-    with pytest.raises(WeftError, match="classes that training has not: bird"):
+    with pytest.raises(WeftError, match="classes that the training data lacks: bird"):
         open_data(options, seed=0)
 
 

@@ -98,7 +98,7 @@ def test_the_end_of_the_numbers_ends_the_threads() -> None:
 def test_a_batch_that_never_comes_is_an_error_and_waiting_is_counted() -> None:
     gate = Gate(held=(0,))
     prefetch = Prefetch(gate, start=0, stop=1, deadline=0.01)
-    with pytest.raises(RunError, match="batch 0 was not made within"):
+    with pytest.raises(RunError, match="batch 0 was not ready within"):
         prefetch.take(0)
     assert prefetch.waited > 0
     gate.leave[0].set()
@@ -106,5 +106,5 @@ def test_a_batch_that_never_comes_is_an_error_and_waiting_is_counted() -> None:
 
 
 def test_batches_are_not_skipped() -> None:
-    with Prefetch(Gate(), start=4, stop=9) as prefetch, pytest.raises(RunError, match="asked for 5, 4 of 9"):
+    with Prefetch(Gate(), start=4, stop=9) as prefetch, pytest.raises(RunError, match="requested 5, next is 4 of 9"):
         prefetch.take(5)

@@ -83,10 +83,10 @@ def test_glue_files_with_words_for_labels(tmp_path: Path) -> None:
     assert data.validation.targets(np.array([0]), None).tolist() == [1]
     assert bytes(data.train.inputs(np.array([0]), None)["input_ids"][0].tolist()).startswith(b'\x02a "dog\x03b\x03\x00')
     (tmp_path / "dev.tsv").write_text(head + "0\tx\ty\tstrange\n")
-    with pytest.raises(WeftError, match=r"dev.tsv has labels that training has not: strange"):
+    with pytest.raises(WeftError, match=r"dev.tsv has labels that the training data lacks: strange"):
         open_data(Glue(path=str(tmp_path)), seed=0)
     (tmp_path / "train.tsv").write_text(head + body + "3\tbroken\n")
-    with pytest.raises(WeftError, match=r"must have 4 cells a line.*see line 5"):
+    with pytest.raises(WeftError, match=r"must have 4 cells per line.*see line 5"):
         open_data(Glue(path=str(tmp_path)), seed=0)
 
 

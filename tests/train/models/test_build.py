@@ -17,7 +17,7 @@ from weft.errors import WeftError
 from weft.train.config import section
 from weft.train.data_spec import DataSpec
 from weft.train.models import MODELS, CustomModel, build_model
-from weft.train.models.options import BERT, GPT, MLP, STEMS, Inception, ResNet, spread_of, stem_for
+from weft.train.models.options import BERT, GPT, MLP, STEMS, Inception, ResNet, initial_std, stem_for
 from weft.train.models.tasks import class_loss, token_loss, value_loss
 
 LARGE = DataSpec(task="classification", form="images", channels=3, size=224, classes=1000)
@@ -86,7 +86,7 @@ def test_stems_shrink_images(stem: int, points: int) -> None:
 
 def test_stems_by_size() -> None:
     assert [stem_for(0, size) for size in (28, 32, 64, 96, 224)] == [32, 32, 64, 64, 224]
-    assert [stem_for(0, size, further=True) for size in (32, 64, 224)] == [64, 224, 224]
+    assert [stem_for(0, size, larger=True) for size in (32, 64, 224)] == [64, 224, 224]
     assert {stem_for(stem, 32) for stem in STEMS[1:]} == {32, 64, 224}
 
 
@@ -138,11 +138,11 @@ def test_initial_weights_of_a_gpt() -> None:
 
 def test_wide_ones_begin_as_published() -> None:
     assert (
-        spread_of(GPT(name="gpt", size="base").resolved())
-        == spread_of(BERT(name="bert", size="base").resolved())
+        initial_std(GPT(name="gpt", size="base").resolved())
+        == initial_std(BERT(name="bert", size="base").resolved())
         == 0.02
     )
-    assert spread_of(GPT(name="gpt", width=100)) == 0.1
+    assert initial_std(GPT(name="gpt", width=100)) == 0.1
 
 
 def test_a_tied_gpt_has_one_matrix_for_both_ends() -> None:
@@ -173,13 +173,13 @@ def test_what_is_said_goes_before_the_size() -> None:
     [
         (GPT(name="gpt"), PAIRS, "gpt takes tokens and learns language .*pairs, classification.*use bert"),
         (ResNet(name="resnet18"), TEXT, "resnet18 takes images .* for such data use gpt"),
-        (MLP(name="mlp"), dataclasses.replace(VALUES, features=0), "mlp needs to know features"),
+        (MLP(name="mlp"), dataclasses.replace(VALUES, features=0), "mlp needs features"),
         (MLP(name="mlp"), dataclasses.replace(VALUES, task="clasification"), "did you mean 'classification'"),
         (GPT(name="gpt", width=130), TEXT, r"multiple of its heads \(width: 130, heads: 4\); use a width of 128"),
         (BERT(name="bert", vocabulary=49), PAIRS, "bert of 49 tokens can't read data of 50"),
         (GPT(name="gpt", positions=8), TEXT, "gpt of 8 positions can't read data of 12"),
         (ResNet(name="resnet18", groups=2), IMAGES, "resnet18 has no groups"),
-        (Inception(name="inception_v3", stem=224), IMAGES, "needs 75 points"),
+        (Inception(name="inception_v3", stem=224), IMAGES, "needs 75 pixels"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: Any, spec: DataSpec, message: str) -> None:

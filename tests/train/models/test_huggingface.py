@@ -113,10 +113,10 @@ def test_sizes_come_from_a_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "bert"}, r"not of a gpt2 \(model_type: bert\); use model.name=bert"),
+        ({"model_type": "bert"}, r"must be for a gpt2 \(model_type: bert\); use model.name=bert"),
         ({"model_type": "llama"}, "weft's models read gpt2 and bert"),
-        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function 'gelu_new' only"),
-        ([], "not of a gpt2"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "supports only activation_function 'gelu_new'"),
+        ([], "must be for a gpt2"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(config: Any, message: str, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_encoder_without_a_head_is_taken_as_published(tmp_path: Path) -> None
     save_file(old, file)
     net = build_model(options, spec, seed=7)
     assert len(net.notes) == 1
-    assert net.notes[0].endswith("has no head.classifier.weight, head.classifier.bias: left at their initial values")
+    assert net.notes[0].endswith("has no head.classifier.weight, head.classifier.bias: they keep their initial values")
     assert torch.equal(net.model.head.pooler.weight, state["bert.pooler.dense.weight"])
     assert torch.equal(
         net.model.attention1.qkv.weight[16:32], load_file(file)["encoder.layer.1.attention.self.key.weight"]
@@ -168,7 +168,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
     refuse({name: tensor for name, tensor in state.items() if name != key}, f"has no {key}")
     refuse({**state, "bert.encoder.layer.2.x": torch.ones(1)}, r"has bert.encoder.layer.2.x, .*\(unknown: 1\)")
-    refuse({**state, key: torch.ones(16, 3)}, rf"{key} of .* another shape \(there: \[16, 3\], model: \[16, 24\]\)")
+    refuse({**state, key: torch.ones(16, 3)}, rf"{key} of .* another shape \(file: \[16, 3\], model: \[16, 24\]\)")
     file.write_bytes(b"no safetensors")
     with pytest.raises(WeftError, match="can't be read as safetensors"):
         build_model(options, spec, seed=0)

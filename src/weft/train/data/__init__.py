@@ -32,12 +32,12 @@ __all__ = [
 
 
 def open_data(options: Any, *, seed: int, inputs: bool = True, targets: bool = True) -> Data:
-    """Open what the options say.
+    """Open the data that the options describe.
 
-    `inputs=False`: this rank will never ask for inputs, so images are not decoded and sentences not tokenised; its
-    spec lacks `channels` and `size` unless the format or the options say them. `targets=False`: it will never ask
-    for targets. Lengths and fingerprints are right on every rank. The seed is for functions of the user's: what a
-    built-in source holds, and how it is split, depends on no seed of training.
+    `inputs=False`: this rank reads no inputs, so images are not decoded and sentences not tokenized; its spec lacks
+    `channels` and `size` unless the format or the options define them. `targets=False`: it reads no targets. Lengths
+    and fingerprints are complete on every rank. The seed is passed to the user's functions; the content and the split
+    of a built-in source do not depend on it.
     """
     options.check()
     reader = importlib.import_module(f"weft.train.data.readers.{options.reader}")
@@ -51,11 +51,11 @@ def open_data(options: Any, *, seed: int, inputs: bool = True, targets: bool = T
 
 
 def entropy(dataset: Dataset) -> float:
-    """Of single targets, in nats: the loss of a model that knows how often each occurs, and nothing else."""
+    """The entropy of the targets in nats: the loss of a model that knows only how often each target occurs."""
     import numpy as np
 
     if dataset.spec.task == "regression":
-        raise WeftError("entropy is of tokens or classes (the task: regression)")
+        raise WeftError("entropy needs tokens or classes as targets (task: regression)")
     counts = np.zeros(1, dtype=np.int64)
     for start in range(0, len(dataset), 4096):
         part = dataset.targets(np.arange(start, min(start + 4096, len(dataset))), None).flatten().numpy()

@@ -1,7 +1,7 @@
-"""What a data set is to a training loop, and the one source of chance that all of them share.
+"""The interface of a data set, and the random generator that all data sets use.
 
-Everything random is a pure function of numbers (seed, epoch, index): whoever asks, in whatever batch and on whatever
-rank, gets the same answer. No global generator is ever touched.
+Everything random is a pure function of numbers (seed, epoch, index), so every rank gets the same sample in every
+batch. No global generator is used.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Which draw of the random parts of a sample (augmentation, offsets) is meant."""
+    """Seed and epoch of the random parts of a sample (augmentation, offsets)."""
 
     seed: int
     epoch: int
 
 
 class Dataset(Protocol):
-    """Samples by number; inputs and targets of a number belong together, wherever they are read."""
+    """Samples by number; inputs and targets of a number belong together, on whatever rank they are read."""
 
     @property
     def spec(self) -> DataSpec:
-        """All but `channels` and `size` hold on every rank; those are 0 where no inputs are read, unless the format
-        or the options say them."""
+        """The same on every rank, except `channels` and `size`: they are 0 on ranks that read no inputs, unless the
+        format or the options define them."""
 
     @property
     def fingerprint(self) -> str:
-        """Of length and targets (of text: of all tokens), short hex; equal on ranks that read the same data."""
+        """A short hex hash of length and targets (for text: of all tokens); equal on ranks that read the same data."""
 
     def __len__(self) -> int: ...
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> Any:
-        """A batch for the first chunk: a tensor or a dict of tensors. Without a draw: as in evaluation."""
+        """A batch for the first chunk: a tensor or a dict of tensors. `draw` is None in evaluations."""
 
     def targets(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
         """A batch for the last chunk."""
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
 
     @property
     def size(self) -> int:
-        """All numbers are below it."""
+        """The number of tokens; all ids are below it."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What a job trains on and is judged by. `tokens` is there for text, on ranks that read inputs at least."""
+    """The data of a job. `tokens` is set for text, at least on ranks that read inputs."""
 
     train: Dataset
     validation: Dataset
@@ -68,7 +68,7 @@ class Data:
 
 
 def generator(purpose: str, *numbers: int) -> np.random.Generator:
-    """The generator of these numbers for this purpose; purposes are independent of each other."""
+    """The generator for these numbers and this purpose; purposes are independent of each other."""
     import numpy as np
 
     key = [zlib.crc32(purpose.encode()), *(number % 2**64 for number in numbers)]

@@ -1,4 +1,4 @@
-"""Where the files of a data set are: the same search for the check before a job starts and for the reading in it."""
+"""Finds the files of a data set, both for the check before a job starts and for its readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.errors import WeftError
 
 
 def python_files() -> list[Path]:
-    """The modules of the standard library that are one file each."""
+    """The single-file modules of Python's standard library."""
     folder = Path(os.__file__).parent
     return _found(
         sorted(folder.glob("*.py")), "data.name", str(folder), "Python's sources (*.py)", "use data.name=text"
@@ -19,7 +19,7 @@ def python_files() -> list[Path]:
 
 
 def find_files(path: str, key: str, *, suffix: str = "") -> list[Path]:
-    """A file, all files of a folder (with the suffix, the hidden ones left out), or those of a pattern; sorted."""
+    """A file, all files in a folder (with this suffix, without hidden files), or the matches of a pattern; sorted."""
     wanted = f"a file, a folder of {suffix or 'files'} or a pattern"
     if not path:
         raise WeftError(f"{key} must be {wanted} (it is empty); set {key}")
@@ -27,16 +27,16 @@ def find_files(path: str, key: str, *, suffix: str = "") -> list[Path]:
     if place.is_file():
         return [place]
     if place.is_dir():
-        files = (one for one in place.rglob(f"*{suffix}") if not _hidden(one.relative_to(place)))
+        files = (file for file in place.rglob(f"*{suffix}") if not _hidden(file.relative_to(place)))
     else:
-        files = (Path(one) for one in glob.glob(str(place), recursive=True))
-    return _found(sorted(one for one in files if one.is_file()), key, path, wanted, f"set {key}")
+        files = (Path(file) for file in glob.glob(str(place), recursive=True))
+    return _found(sorted(file for file in files if file.is_file()), key, path, wanted, f"set {key}")
 
 
 def find_file(path: str, names: Sequence[str], key: str, *, inside: Sequence[str] = (), gz: bool = False) -> Path:
-    """The first of these files in the folder, or in one of its folders `inside`; `gz`: or packed as name.gz."""
+    """The first of these files in the folder or in one of its subfolders `inside`; with `gz`, also as name.gz."""
     folder = find_folder(path, key)
-    for home in (folder, *(folder / one for one in inside)):
+    for home in (folder, *(folder / subfolder for subfolder in inside)):
         for name in names:
             for full in (name, name + ".gz")[: 1 + gz]:
                 if (home / full).is_file():
@@ -51,14 +51,14 @@ def find_folder(path: str, key: str) -> Path:
         raise WeftError(f"{key} must be a folder (it is empty); set {key}")
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise WeftError(f"{key} must be a folder (there is none at {path!r}); set {key}")
+        raise WeftError(f"{key} must be a folder (no folder at {path!r}); set {key}")
     return folder
 
 
 def require_file(path: str, key: str, what: str) -> Path:
     file = Path(path).expanduser()
     if not path or not file.is_file():
-        raise WeftError(f"{key} must be {what} (there is none at {path!r}); set {key}")
+        raise WeftError(f"{key} must be {what} (no file at {path!r}); set {key}")
     return file
 
 

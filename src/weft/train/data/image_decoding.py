@@ -1,4 +1,4 @@
-"""One image from its file's bytes to an array, and to the size that a model takes; by Pillow."""
+"""Decodes and resizes a single image with Pillow."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from weft.errors import WeftError
 from weft.train.extras import need
 
-SMALL = 32  # pixels up to which images are cropped with padding, and not resized
-MARGIN = 8 / 7  # images are brought to so much more than the size before the centre is cut out (256 for 224)
+SMALL = 32  # up to this size, augmentation crops with padding and does not resize
+MARGIN = 8 / 7  # the centre crop of `size` is taken from an image resized to this multiple (256 for 224)
 
 
 def decode(data: bytes, channels: int, where: str) -> np.ndarray:
-    """uint8 [channels, height, width]; with `channels` 0, one for grey images and three for others."""
+    """uint8 [channels, height, width]; `channels=0` means 1 for grey images and 3 for others."""
     library = _pillow()
     try:
         with library.open(io.BytesIO(data)) as image:
             mode = {0: "L" if image.mode in ("1", "L") else "RGB", 1: "L", 3: "RGB"}[channels]
             return _array(image if image.mode == mode else image.convert(mode))
     except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as problem:
-        raise WeftError(f"{where} can't be decoded ({problem}); leave it out or replace it") from problem
+        raise WeftError(f"{where} can't be decoded ({problem}); remove or replace it") from problem
 
 
 def fit(image: np.ndarray, size: int) -> np.ndarray:
-    """The centre of an image, resized; one that has the size already is left as it is."""
+    """The centre of an image, resized; an image of this size is returned unchanged."""
     _, height, width = image.shape
     if height == width == size:
         return image
@@ -37,12 +37,12 @@ def fit(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def crop_and_resize(image: np.ndarray, size: int, chance: np.ndarray) -> np.ndarray:
-    """A box of 8 to 100 % of the area and 3:4 to 4:3 in shape, as far as it fits in, resized.
+    """A random crop with 8 to 100 % of the area and an aspect ratio of 3:4 to 4:3, as far as it fits, resized.
 
-    `chance`: four numbers from 0 to 1, for down, right, area and shape.
+    `chance`: four numbers from 0 to 1, for the position (down, right), area and shape.
     """
     _, height, width = image.shape
-    down, right, area, shape = (float(one) for one in chance)
+    down, right, area, shape = (float(number) for number in chance)
     wanted = (0.08 + 0.92 * area) * height * width
     ratio = math.exp(math.log(4 / 3) * (2 * shape - 1))
     box_width = min(width, math.sqrt(wanted * ratio))

@@ -1,7 +1,7 @@
-"""Images with a class: decoded when they are first asked for, kept as bytes, augmented and normalised by the batch.
+"""Images with a class: decoded on first use, cached as bytes, augmented and normalized per batch.
 
-The chance of a sample's augmentation is one row of a table of uniform numbers for all samples, drawn from
-(seed, epoch): a sample looks the same in whatever batch it is.
+The random numbers of a sample's augmentation are one row of a table for all samples, drawn from (seed, epoch), so a
+sample is the same in every batch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from weft.train.data.options import ImageOptions
 from weft.train.data.tables import Layout, TableSource
 from weft.train.data_spec import DataSpec
 
-KEEP = 2**30  # bytes of decoded images that are kept; more of them are decoded again
-USUAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of ImageNet's channels
+CACHE_BYTES = 2**30  # decoded images are cached up to this size, and decoded again in each epoch beyond it
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of each channel
 GREY = ((0.5,), (0.25,))
 
 
 class ImageDataset(LabelledDataset):
-    """`load(i)` gives image i, uint8 [channels, height, width]; None where this rank reads no inputs."""
+    """`load(i)` returns image i, uint8 [channels, height, width]; None on ranks that read no inputs.
+
+    `normalization` is the default mean and standard deviation; `images` are decoded images of the right size.
+    """
 
     def __init__(
         self,
@@ -35,8 +38,8 @@ class ImageDataset(LabelledDataset):
         labels: np.ndarray,
         *,
         options: ImageOptions,
-        usual: tuple[Sequence[float], Sequence[float]] | None = None,
-        kept: np.ndarray | None = None,
+        normalization: tuple[Sequence[float], Sequence[float]] | None = None,
+        images: np.ndarray | None = None,
         targets: bool,
     ) -> None:
         super().__init__(spec, labels, targets=targets)
@@ -45,11 +48,11 @@ class ImageDataset(LabelledDataset):
         if load is None:
             return
         shape = (len(labels), spec.channels, spec.size, spec.size)
-        self._kept = kept
-        self._done = np.full(len(labels), kept is not None)
-        if kept is None and np.prod(shape) <= KEEP:
-            self._kept = np.empty(shape, dtype=np.uint8)
-        mean, std = _normalisation(options, usual, spec.channels)
+        self._cache = images
+        self._cached = np.full(len(labels), images is not None)
+        if images is None and np.prod(shape) <= CACHE_BYTES:
+            self._cache = np.empty(shape, dtype=np.uint8)
+        mean, std = _normalization(options, normalization, spec.channels)
         self._scale = (1 / (255 * std)).reshape(-1, 1, 1)
         self._shift = (-mean / std).reshape(-1, 1, 1)
 
@@ -67,19 +70,19 @@ class ImageDataset(LabelledDataset):
                     [self._resized_crop(int(index), row) for index, row in zip(indices, chance, strict=True)]
                 )
             if self._augment == "standard":
-                turned = chance[:, 0] < 0.5
-                batch[turned] = batch[turned][..., ::-1]
+                flipped = chance[:, 0] < 0.5
+                batch[flipped] = batch[flipped][..., ::-1]
         return torch.from_numpy(batch * self._scale + self._shift)
 
     def _plain(self, indices: np.ndarray) -> np.ndarray:
-        """As in evaluation: the whole image, or its centre, [batch, channels, size, size]; a copy."""
+        """Without augmentation: the whole image, or its centre, [batch, channels, size, size]; a copy."""
         assert self._load is not None
-        if self._kept is None:
+        if self._cache is None:
             return np.stack([fit(self._load(int(index)), self.spec.size) for index in indices])
-        for index in np.unique(indices[~self._done[indices]]):
-            self._kept[index] = fit(self._load(int(index)), self.spec.size)
-            self._done[index] = True  # after the image is there: another thread may look
-        batch: np.ndarray = self._kept[indices]
+        for index in np.unique(indices[~self._cached[indices]]):
+            self._cache[index] = fit(self._load(int(index)), self.spec.size)
+            self._cached[index] = True  # only now: another thread may read it
+        batch: np.ndarray = self._cache[indices]
         return batch
 
     def _resized_crop(self, index: int, chance: np.ndarray) -> np.ndarray:
@@ -88,7 +91,7 @@ class ImageDataset(LabelledDataset):
 
 
 def padded_crop(batch: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Each image moved by up to an eighth of its size, black where it was not."""
+    """Each image shifted by up to an eighth of its size, with black borders."""
     size = batch.shape[-1]
     edge = size // 8
     padded = np.pad(batch, ((0, 0), (0, 0), (edge, edge), (edge, edge)))
@@ -106,11 +109,11 @@ def images_from_tables(
     inputs: bool,
     targets: bool,
 ) -> Data:
-    """Images of tables: a training source and perhaps one for validation."""
+    """Images in tables: a training source and optionally a validation source."""
     labels = [source.labels(layout.label) for source in sources]
     blobs = [source.blobs(layout.columns[0]) if inputs else None for source in sources]
     return images_from_files(
-        blobs, labels, [one.where for one in sources], options, holdout=holdout, inputs=inputs, targets=targets
+        blobs, labels, [source.where for source in sources], options, holdout=holdout, inputs=inputs, targets=targets
     )
 
 
@@ -125,7 +128,7 @@ def images_from_files(
     targets: bool,
     channels: int = 0,
 ) -> Data:
-    """Data of encoded images (None where they are not read), for training and perhaps for validation."""
+    """Data from encoded images (None if they are not read), for training and optionally for validation."""
     tasks = [infer_task(values, place) for values, place in zip(labels, where, strict=True)]
     classes = count_classes(tasks[0][1], tasks[-1][1], tasks[0][0], where[-1])
     size = options.size
@@ -150,44 +153,44 @@ def images_from_arrays(
     spec: DataSpec,
     options: ImageOptions,
     *,
-    usual: tuple[Sequence[float], Sequence[float]],
+    normalization: tuple[Sequence[float], Sequence[float]],
     targets: bool,
 ) -> Data:
-    """Data of images that are there as arrays, uint8 [samples, channels, height, width]."""
+    """Data from decoded images, uint8 [samples, channels, height, width]."""
     parts = []
     for array, values in zip(images, labels, strict=True):
-        same = array is not None and array.shape[1:] == (spec.channels, spec.size, spec.size)
+        right_size = array is not None and array.shape[1:] == (spec.channels, spec.size, spec.size)
         parts.append(
             ImageDataset(
                 spec,
                 None if array is None else array.__getitem__,
                 values.astype(np.int64),
                 options=options,
-                usual=usual,
-                kept=array if same else None,
+                normalization=normalization,
+                images=array if right_size else None,
                 targets=targets,
             )
         )
     return Data(train=parts[0], validation=parts[1])
 
 
-def _normalisation(
-    options: ImageOptions, usual: tuple[Sequence[float], Sequence[float]] | None, channels: int
+def _normalization(
+    options: ImageOptions, default: tuple[Sequence[float], Sequence[float]] | None, channels: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each channel; one number is for all of them."""
-    default = usual or (USUAL if channels == 3 else GREY)
-    both = []
+    """Mean and standard deviation of each channel; a single number applies to all channels."""
+    default = default or (IMAGENET if channels == 3 else GREY)
+    found = []
     for key, given, other in (("mean", options.mean, default[0]), ("std", options.std, default[1])):
         numbers = np.asarray(given or other, dtype=np.float32)
         if len(numbers) not in (1, channels):
-            raise WeftError(f"data.{key} must have one number a channel (channels: {channels}, got {list(given)})")
-        both.append(np.broadcast_to(numbers, (channels,)))
-    return both[0], both[1]
+            raise WeftError(f"data.{key} must have one number per channel (channels: {channels}, got {list(given)})")
+        found.append(np.broadcast_to(numbers, (channels,)))
+    return found[0], found[1]
 
 
 @lru_cache(maxsize=4)
 def _chance(samples: int, seed: int, epoch: int) -> np.ndarray:
-    """Five uniform numbers a sample: flip, down, right, area, shape."""
+    """Five uniform numbers per sample: flip, down, right, area, shape."""
     table = generator("augment", seed, epoch).random((samples, 5), dtype=np.float32)
     table.setflags(write=False)
     return table

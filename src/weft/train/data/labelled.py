@@ -1,4 +1,4 @@
-"""What all data sets with one label a sample share: targets, fingerprints, and parts of a data set."""
+"""Data sets with one label per sample: targets, fingerprints, subsets and the validation split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.train.data_spec import DataSpec
 
 
 class LabelledDataset:
-    """Targets from an array of labels: classes (whole numbers), or numbers of a regression [samples, classes]."""
+    """Targets from an array of labels: class numbers, or the values of a regression [samples, classes]."""
 
     def __init__(self, spec: DataSpec, labels: np.ndarray, *, targets: bool) -> None:
         self.spec = spec
@@ -33,7 +33,7 @@ class LabelledDataset:
 
 @dataclass(frozen=True)
 class Subset:
-    """Some samples of a data set, in the order of `rows`."""
+    """The samples `rows` of a data set, in this order."""
 
     whole: Dataset
     rows: np.ndarray
@@ -61,10 +61,10 @@ def first_samples(dataset: Dataset, samples: int) -> Dataset:
 
 
 def split_holdout(dataset: Dataset, share: float, tokens: Tokenizer | None = None) -> Data:
-    """A share of the samples is for validation: always the same ones, so that runs of several seeds can be compared."""
+    """Split off a share of the samples for validation; the split is the same for every seed of training."""
     count = max(1, round(len(dataset) * share))
     if count >= len(dataset):
-        raise WeftError(f"a holdout needs at least 2 samples (there are {len(dataset)}); set data.validation")
+        raise WeftError(f"a holdout needs at least 2 samples (got {len(dataset)}); set data.validation")
     rows = generator("holdout", len(dataset)).permutation(len(dataset))
     return Data(
         train=Subset(dataset, np.sort(rows[count:])), validation=Subset(dataset, np.sort(rows[:count])), tokens=tokens
@@ -72,26 +72,28 @@ def split_holdout(dataset: Dataset, share: float, tokens: Tokenizer | None = Non
 
 
 def infer_task(labels: np.ndarray, where: str) -> tuple[str, np.ndarray]:
-    """Whole numbers are classes, others are to be predicted as numbers; with the labels in the form of targets."""
+    """The task and the labels as targets: classification for whole numbers, regression for others."""
     if not len(labels):
-        raise WeftError(f"{where} has no samples; give a file that has some")
+        raise WeftError(f"{where} has no samples; use a file that has samples")
     if labels.dtype.kind == "f":
         if not np.isfinite(labels).all():
-            raise WeftError(f"labels of {where} must be finite numbers; leave out samples that have none")
+            raise WeftError(f"labels of {where} must be finite numbers; remove samples without one")
         return "regression", labels.astype(np.float32).reshape(len(labels), -1)
     if labels.min() < 0:
-        raise WeftError(f"labels of {where} must be 0 or above (got {labels.min()}); a test part has none, often")
+        raise WeftError(
+            f"labels of {where} must be 0 or above (got {labels.min()}); test splits are often published without labels"
+        )
     return "classification", labels.astype(np.int64)
 
 
 def count_classes(train: np.ndarray, others: np.ndarray, task: str, where: str) -> int:
-    """How many classes training has; validation must not have others."""
+    """The number of classes in the training data; validation data must not have others."""
     if task == "regression":
         return int(train.shape[1])
     classes = int(train.max()) + 1
     if len(others) and others.max() >= classes:
         raise WeftError(
-            f"labels of {where} must be classes of the training part, which has {classes} (got {others.max()})"
+            f"labels of {where} must be classes of the training data, which has {classes} (got {others.max()})"
         )
     return classes
 
@@ -102,6 +104,6 @@ def fingerprint(array: np.ndarray, *more: str) -> str:
     return digest.hexdigest()
 
 
-def check_opened_with(there: bool, what: str) -> None:
-    if not there:
+def check_opened_with(opened: bool, what: str) -> None:
+    if not opened:
         raise WeftError(f"this rank's data was opened without {what}; open it with {what}=True")

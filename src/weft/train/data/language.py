@@ -1,4 +1,4 @@
-"""A language: blocks of tokens, each token's target is the one after it."""
+"""Text for language models: blocks of tokens in which the target of each token is the next one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from weft.train.data_spec import DataSpec
 class TextBlocks:
     """Blocks of `context` tokens of one long text.
 
-    Where they move (in training), all blocks of an epoch start later by an offset below `context` that is drawn from
-    (seed, epoch), so that a model does not see the same edges again and again.
+    With `moves` (in training), all blocks of an epoch are shifted by an offset below `context`, drawn from (seed,
+    epoch), so the edges of the blocks differ between epochs.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class TextBlocks:
         if self._blocks < 1:
             part = "training" if moves else "validation"
             raise WeftError(
-                "text must fill data.context twice for training and once for validation "
-                f"(tokens of {part}: {len(tokens)}, data.context: {context}); give more text, or a smaller data.context"
+                "text must have at least 2 x data.context tokens for training and data.context + 1 for validation "
+                f"(tokens of {part}: {len(tokens)}, data.context: {context}); use more text or a smaller data.context"
             )
 
     def __len__(self) -> int:
@@ -63,16 +63,16 @@ class TextBlocks:
 def language_data(
     train: bytes, validation: bytes | None, options: TextOptions, *, holdout: float, inputs: bool, targets: bool
 ) -> Data:
-    """Blocks of a text; the last share of it is for validation where that has no text of its own."""
-    coder = build_tokenizer(options)
-    numbers = _numbers(train, coder)
+    """Blocks of a text; without a validation text, the last share (holdout) of it is used for validation."""
+    tokenizer = build_tokenizer(options)
+    numbers = _numbers(train, tokenizer)
     if validation is None:
         cut = len(numbers) - round(len(numbers) * holdout)
         numbers, held = numbers[:cut], numbers[cut:]
     else:
-        held = _numbers(validation, coder)
-    smaller = reduce_vocabulary(coder, numbers, options.vocabulary_size)
-    tokens: ByteTokenizer | WordPieceTokenizer | ReducedTokenizer = smaller or coder
+        held = _numbers(validation, tokenizer)
+    smaller = reduce_vocabulary(tokenizer, numbers, options.vocabulary_size)
+    tokens: ByteTokenizer | WordPieceTokenizer | ReducedTokenizer = smaller or tokenizer
     if smaller is not None:
         numbers, held = smaller.translate(numbers), smaller.translate(held)
     parts = [
@@ -82,8 +82,8 @@ def language_data(
     return Data(train=parts[0], validation=parts[1], tokens=tokens)
 
 
-def _numbers(text: bytes, coder: ByteTokenizer | WordPieceTokenizer) -> np.ndarray:
-    if isinstance(coder, ByteTokenizer):
+def _numbers(text: bytes, tokenizer: ByteTokenizer | WordPieceTokenizer) -> np.ndarray:
+    if isinstance(tokenizer, ByteTokenizer):
         return np.frombuffer(text, dtype=np.uint8)
     lines = text.decode(errors="replace").splitlines()
-    return np.array([one for ids in coder.encode_all(lines) for one in ids], dtype=np.int32)
+    return np.array([token for ids in tokenizer.encode_all(lines) for token in ids], dtype=np.int32)

@@ -1,7 +1,7 @@
-"""What can be said of each kind of data: one dataclass a name, and the registry DATA. Torch-free.
+"""The options of each source of data: one dataclass per name, and the registry DATA. Torch-free.
 
-`check` of an option refuses files that are not there, at once, before any rank is started. A class names the module
-that reads it (`reader`), which is imported only then.
+`check` rejects missing files before any rank is started. Each class names the module in `readers/` that reads it
+(`reader`), which is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -13,66 +13,70 @@ from weft.errors import WeftError
 from weft.train.config import option
 from weft.train.data import files
 
-AUGMENT = "of training images; standard: up to 32 pixels a padded crop, above a resized crop, and flips; crop: no flips"
+AUGMENT = "of training images; standard: crops (padded up to 32 pixels, resized above) and flips; crop: no flips"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """What all data has."""
+    """The options that all sources have."""
 
     reader: ClassVar[str] = ""
 
     name: str
-    samples: int = option(0, "train on the first so many samples; 0: all", least=0)
+    samples: int = option(0, "train on this many samples from the start; 0: all", least=0)
 
     def check(self) -> None:
-        """Refuse what is not there, or does not fit together."""
+        """Reject missing files and options that contradict each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions(DataOptions):
-    """Data that may come without a validation part of its own."""
+    """Sources that may have no validation data."""
 
-    holdout: float = option(0.05, "share kept for validation where there is no validation part", above=0, most=0.5)
+    holdout: float = option(
+        0.05, "share of the data kept for validation if there is no validation data", above=0, most=0.5
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(DataOptions):
-    """Text of any kind."""
+    """The options of text."""
 
-    context: int = option(128, "tokens a sample", least=4)
-    tokens: str = option("bytes", "how text becomes numbers", allowed=("bytes", "wordpiece"))
-    vocabulary: str = option("", "of wordpiece: file with a token a line, as BERT has it")
+    context: int = option(128, "tokens per sample", least=4)
+    tokens: str = option("bytes", "the tokenizer", allowed=("bytes", "wordpiece"))
+    vocabulary: str = option("", "of wordpiece: file with one token per line, in BERT's format")
     vocabulary_size: int = option(
         0,
-        "of wordpiece: keep so many tokens, the most frequent of the training text, others are [UNK]; 0: all",
+        "of wordpiece: keep only this many tokens, the most frequent in the training text; 0: all",
         least=0,
     )
-    lowercase: bool = option(True, "of wordpiece: as uncased vocabularies want it")
+    lowercase: bool = option(True, "of wordpiece: lowercase the text, for uncased vocabularies")
 
     def check(self) -> None:
         super().check()
         if self.tokens == "wordpiece":
-            files.require_file(self.vocabulary, "data.vocabulary", "the vocabulary file of wordpiece, a token a line")
+            files.require_file(
+                self.vocabulary, "data.vocabulary", "the vocabulary file of wordpiece, one token per line"
+            )
             if 0 < self.vocabulary_size < 5:
                 raise WeftError(
-                    "data.vocabulary_size must hold [PAD], [UNK], [CLS], [SEP] and more "
-                    f"(got {self.vocabulary_size}); raise it, or 0 for all tokens"
+                    "data.vocabulary_size must have room for [PAD], [UNK], [CLS], [SEP] and other tokens "
+                    f"(got {self.vocabulary_size}); raise it, or use 0 for all tokens"
                 )
         elif self.vocabulary or self.vocabulary_size:
             raise WeftError(
-                f"data.vocabulary and data.vocabulary_size are of wordpiece (data.tokens: {self.tokens}); "
-                "set data.tokens=wordpiece, or leave them out"
+                f"data.vocabulary and data.vocabulary_size need wordpiece (data.tokens: {self.tokens}); "
+                "set data.tokens=wordpiece, or omit them"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonSources(TextOptions, SplitOptions):
-    """The sources of Python's own standard library, one after the other; they are wherever Python is."""
+    """The concatenated sources of Python's standard library, which need no download."""
 
     reader = "text"
     name: str = option("python", "the data")
-    context: int = option(64, "tokens a sample", least=4)
+    context: int = option(64, "tokens per sample", least=4)
 
     def check(self) -> None:
         super().check()
@@ -81,12 +85,12 @@ class PythonSources(TextOptions, SplitOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TextFiles(TextOptions, SplitOptions):
-    """Plain text: files that are read one after the other."""
+    """Plain text files, concatenated."""
 
     reader = "text"
     name: str = option("text", "the data")
     path: str = option("", "a file, a folder or a pattern such as books/*.txt")
-    validation: str = option("", "the same for validation; empty: the last part of the text (holdout)")
+    validation: str = option("", "the same for validation; empty: the last part of the text (see holdout)")
 
     def check(self) -> None:
         super().check()
@@ -97,23 +101,23 @@ class TextFiles(TextOptions, SplitOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(DataOptions):
-    """Images of any kind."""
+    """The options of images."""
 
-    size: int = option(
-        0, "pixels a side that images are brought to; 0: as they are (the first one's shorter side)", least=0
-    )
+    size: int = option(0, "pixels per side after resizing; 0: the shorter side of the first image", least=0)
     augment: str = option("standard", AUGMENT, allowed=("none", "crop", "standard"))
-    mean: list[float] = option([], "of each channel, from 0 to 1, for normalisation; empty: as usual for this data")
+    mean: list[float] = option(
+        [], "of each channel, from 0 to 1, for normalization; empty: the usual values for this data"
+    )
     std: list[float] = option([], "the same for the standard deviation")
 
     def check(self) -> None:
         super().check()
         if len(self.mean) not in (0, 1, 3) or len(self.std) not in (0, 1, 3):
             raise WeftError(
-                f"data.mean and data.std have one number a channel, 1 or 3 (got {self.mean} and {self.std}); "
-                "leave them out for the usual ones"
+                f"data.mean and data.std must have one number per channel, 1 or 3 (got {self.mean} and {self.std}); "
+                "omit them for the usual values"
             )
-        if any(one <= 0 for one in self.std):
+        if any(deviation <= 0 for deviation in self.std):
             raise WeftError(f"data.std must be above 0 (got {self.std})")
 
 
@@ -150,7 +154,7 @@ class Cifar100(Cifar10):
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist(ImageOptions):
-    """MNIST in its standard idx files, as they are or .gz."""
+    """MNIST in its standard idx files, plain or gzipped."""
 
     reader = "mnist"
     name: str = option("mnist", "the data")
@@ -166,19 +170,19 @@ class Mnist(ImageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(Mnist):
-    """Fashion-MNIST, in the same files as MNIST."""
+    """Fashion-MNIST, in the same file format as MNIST."""
 
     name: str = option("fashion_mnist", "the data")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(ImageOptions, SplitOptions):
-    """A folder of images for each class, in train/ and validation/ (or val/, or test/), or without those."""
+    """One folder of images per class, inside train/ and validation/ (or val/, or test/) or directly in the path."""
 
     reader = "image_folder"
     name: str = option("images", "the data")
-    path: str = option("", "folder with train/CLASS/… and validation/CLASS/…, or with CLASS/… (then holdout is used)")
-    size: int = option(224, "pixels a side that images are brought to", least=1)
+    path: str = option("", "folder with train/CLASS/… and validation/CLASS/…, or with CLASS/… (see holdout)")
+    size: int = option(224, "pixels per side after resizing", least=1)
 
     def check(self) -> None:
         super().check()
@@ -187,7 +191,7 @@ class ImageFolder(ImageOptions, SplitOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Glue(TextOptions, SplitOptions):
-    """Sentences or pairs of them in tab-separated files with a header, as GLUE has them."""
+    """Sentences or sentence pairs in tab-separated files with a header, in the format of GLUE."""
 
     reader = "glue"
     validation_names: ClassVar[tuple[str, ...]] = ("dev.tsv", "validation.tsv", "dev_matched.tsv")
@@ -204,10 +208,10 @@ class Glue(TextOptions, SplitOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(TextOptions, ImageOptions, SplitOptions):
-    """A table whose columns tell what it holds.
+    """A table whose columns determine the kind of data.
 
     img or image with label: images. question1/question2, sentence1/sentence2, premise/hypothesis, question/sentence,
-    sentence or text, with label: sentences. text without label: a language.
+    sentence or text, with label: sentences. text without label: text for a language model.
     """
 
     columns: list[str] = option([], "columns of the inputs; empty: found by their usual names")
@@ -221,7 +225,7 @@ class Parquet(TableOptions):
     reader = "parquet"
     name: str = option("parquet", "the data")
     train: str = option("", "a file, a folder of .parquet or a pattern")
-    validation: str = option("", "the same for validation; empty: a share of the training samples (holdout)")
+    validation: str = option("", "the same for validation; empty: a share of the training samples (see holdout)")
 
     def check(self) -> None:
         super().check()
@@ -232,14 +236,16 @@ class Parquet(TableOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Hub(TableOptions):
-    """A data set of the Hugging Face hub, by the datasets library; needs a network, or its cache."""
+    """A data set of the Hugging Face hub, loaded by the datasets library; needs a network or its cache."""
 
     reader = "hub"
     name: str = option("hub", "the data")
     path: str = option("", "name on the hub, such as nyu-mll/glue")
     subset: str = option("", "its configuration, such as qqp")
     train: str = option("train", "split to train on")
-    validation: str = option("", "split for validation; empty: validation or test, else a share of train (holdout)")
+    validation: str = option(
+        "", "split for validation; empty: validation or test, otherwise a share of train (see holdout)"
+    )
 
     def check(self) -> None:
         super().check()
@@ -249,50 +255,50 @@ class Hub(TableOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic(DataOptions):
-    """Data made of chance, with targets that follow from the inputs by a rule that can be learnt.
+    """Random data whose targets follow from the inputs by a rule that a model can learn.
 
-    tokens: each token has one successor, but a share of noise. pairs: one word of the second sentence is the
-    class. images: the class is a bright patch. values: classes or numbers are a linear map of the features.
+    tokens: each token has one successor, except for noise. pairs: one word of the second sentence is the class.
+    images: the position of a bright patch is the class. values: the target is a linear map of the features.
     """
 
     reader = "synthetic"
     name: str = option("synthetic", "the data")
-    form: str = option("tokens", "of the inputs", allowed=("tokens", "pairs", "images", "values"))
-    samples: int = option(1024, "for training", least=1)
-    validation_samples: int = option(256, "for validation", least=1)
-    seed: int = option(0, "of the content; the seed of training does not change it")
-    noise: float = option(0.1, "how much of it can't be learnt", least=0, most=1)
-    context: int = option(64, "tokens a sample, of tokens and pairs", least=4)
-    vocabulary: int = option(64, "of tokens and pairs", least=2)
-    classes: int = option(10, "of pairs, images and values; numbers a target, of a regression", least=1)
-    size: int = option(32, "pixels a side, of images", least=1)
-    channels: int = option(3, "of images", least=1)
-    features: int = option(16, "of values", least=1)
-    task: str = option("classification", "of values", allowed=("classification", "regression"))
+    form: str = option("tokens", "kind of inputs", allowed=("tokens", "pairs", "images", "values"))
+    samples: int = option(1024, "number of training samples", least=1)
+    validation_samples: int = option(256, "number of validation samples", least=1)
+    seed: int = option(0, "seed of the content, independent of the seed of training")
+    noise: float = option(0.1, "share that can't be learned", least=0, most=1)
+    context: int = option(64, "tokens per sample, for tokens and pairs", least=4)
+    vocabulary: int = option(64, "number of tokens, for tokens and pairs", least=2)
+    classes: int = option(10, "for pairs, images and values; numbers per target, for a regression", least=1)
+    size: int = option(32, "pixels per side, for images", least=1)
+    channels: int = option(3, "for images", least=1)
+    features: int = option(16, "for values", least=1)
+    task: str = option("classification", "for values", allowed=("classification", "regression"))
 
     def check(self) -> None:
         if self.form == "pairs" and self.vocabulary < self.classes + 5:
             raise WeftError(
-                "pairs need a vocabulary of at least 5 more tokens than classes "
+                "pairs need a vocabulary with at least 5 more tokens than classes "
                 f"(data.vocabulary: {self.vocabulary}, data.classes: {self.classes}); raise it"
             )
         if self.form == "images" and self.classes > self.size**2:
             raise WeftError(
-                f"images have a pixel for each class (data.size: {self.size}, data.classes: {self.classes}); raise it"
+                f"images need a pixel for each class (data.size: {self.size}, data.classes: {self.classes}); raise it"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CustomData:
-    """A function of the user's that returns a `weft.train.data.Data`, or two data sets: training and validation."""
+    """A function of the user that returns a `weft.train.data.Data`, or a training and a validation data set."""
 
     reader: ClassVar[str] = "custom"
 
     name: str = option("", "package.module:function or file.py:function")
-    options: dict[str, Any] = option({}, "what the function is called with")
+    options: dict[str, Any] = option({}, "arguments of the function")
 
     def check(self) -> None:
-        """The function is looked up where it runs: it may need torch."""
+        """Checks nothing: the function is looked up on the ranks, because it may need torch."""
 
 
 DATA: dict[str, type] = {
@@ -311,5 +317,5 @@ DATA: dict[str, type] = {
 
 
 def idx_names(part: str, kind: str) -> tuple[str, str]:
-    """How an idx file is called: train-images-idx3-ubyte, or with a dot."""
+    """The names of an idx file: train-images-idx3-ubyte, or with a dot."""
     return f"{part}-{kind}-ubyte", f"{part}-{kind.replace('-', '.')}-ubyte"

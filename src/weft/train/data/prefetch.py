@@ -1,4 +1,4 @@
-"""Batches made before they are asked for, by threads, so that data never stalls the pipeline."""
+"""Threads that prepare batches in advance, so that reading data does not stall the pipeline."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Prefetch(Generic[T]):
-    """`take(start)`, `take(start + 1)`, … give what `make` makes of these numbers.
+    """`take(start)`, `take(start + 1)`, … return `make(start)`, `make(start + 1)`, …
 
-    At most `ahead` batches are made, or in the making, that nobody has taken yet. What `make` raises comes out of
-    the `take` of its number, and of every later one. `waited` counts the seconds that `take` had to wait.
+    At most `ahead` batches are made, or being made, before they are taken. An exception of `make` is raised by the
+    `take` of its number and by every later one. `waited` counts the seconds that `take` had to wait.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class Prefetch(Generic[T]):
         self._stop = stop
         self._ahead = max(1, ahead)
         self._deadline = deadline
-        self._next = start  # that a worker will make
-        self._wanted = start  # that take() will give
+        self._next = start  # the next number that a thread makes
+        self._wanted = start  # the next number that take() returns
         self._ready: dict[int, T] = {}
         self._failed: dict[int, BaseException] = {}
         self._closed = False
@@ -48,27 +48,27 @@ class Prefetch(Generic[T]):
             thread.start()
 
     def take(self, update: int) -> T:
-        """The batch of this number; they are taken in their order, each once."""
+        """The batch of this number; batches must be taken in order, each once."""
         with self._change:
             if update != self._wanted or update >= self._stop:
                 raise RunError(
-                    f"batches are taken in order (asked for {update}, {self._wanted} of {self._stop} is next)"
+                    f"batches must be taken in order (requested {update}, next is {self._wanted} of {self._stop})"
                 )
             begun = monotonic()
-            done = self._change.wait_for(lambda: self._is_there(update), timeout=self._deadline)
+            done = self._change.wait_for(lambda: self._is_decided(update), timeout=self._deadline)
             self.waited += monotonic() - begun
             if not done:
-                raise RunError(f"batch {update} was not made within {self._deadline:g} s; is its file system stuck?")
+                raise RunError(f"batch {update} was not ready within {self._deadline:g} s; is its file system stuck?")
             if self._failed and min(self._failed) <= update:
                 raise self._failed[min(self._failed)]
             if self._closed:
-                raise RunError(f"batch {update} was asked for after the data was closed")
+                raise RunError(f"batch {update} was requested after the data was closed")
             self._wanted += 1
             self._change.notify_all()
             return self._ready.pop(update)
 
     def close(self) -> None:
-        """End the threads; a batch in the making is finished first, within the deadline."""
+        """End the threads; wait, within the deadline, for batches that are being made."""
         with self._change:
             self._closed = True
             self._ready.clear()
@@ -85,7 +85,7 @@ class Prefetch(Generic[T]):
     ) -> None:
         self.close()
 
-    def _is_there(self, update: int) -> bool:
+    def _is_decided(self, update: int) -> bool:
         return self._closed or update in self._ready or any(failed <= update for failed in self._failed)
 
     def _may_make(self) -> bool:
@@ -104,7 +104,7 @@ class Prefetch(Generic[T]):
                 self._next += 1
             try:
                 made = self._make(number)
-            except BaseException as problem:  # it belongs to whoever takes this batch
+            except BaseException as problem:  # raised again by take()
                 with self._change:
                     self._failed[number] = problem
                     self._change.notify_all()

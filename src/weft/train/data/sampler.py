@@ -1,5 +1,7 @@
-"""Which samples an update is computed from: a pure function of the seed and the update, so that every rank has the
-same order without a message, and a resumed run goes on where it was."""
+"""Which samples an update is computed from: a pure function of the seed and the update.
+
+So every rank has the same order without communication, and a resumed run continues where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from weft.train.data.base import generator
 
 
 class BatchSampler:
-    """A new permutation of all samples in each epoch, cut into batches; what is left over of an epoch is left out."""
+    """A new permutation of all samples in each epoch, cut into batches; an incomplete last batch is dropped."""
 
     def __init__(self, samples: int, batch: int, seed: int) -> None:
         if batch > samples:
@@ -33,7 +35,7 @@ class BatchSampler:
 
 
 def index_checksum(indices: np.ndarray) -> int:
-    """A small number by which ranks see that they mean the same samples."""
+    """A small number with which ranks check that they use the same samples."""
     return zlib.crc32(np.ascontiguousarray(indices, dtype="<i8").tobytes())
 
 

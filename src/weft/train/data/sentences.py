@@ -1,4 +1,4 @@
-"""Sentences and pairs of them, with a label: framed, cut to the context and padded, as BERT takes them."""
+"""Sentences and sentence pairs with a label, in the format of BERT: special tokens, truncation, padding."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from weft.train.data_spec import DataSpec
 
 
 class FramedSentences:
-    """[start] a [end], or [start] a [end] b [end]: ids [samples, context], where b begins, and where all ends."""
+    """[start] a [end], or [start] a [end] b [end]: ids [samples, context], where b begins, and the length."""
 
-    def __init__(self, columns: Sequence[Sequence[Sequence[int]]], coder: SpecialTokens, context: int) -> None:
+    def __init__(self, columns: Sequence[Sequence[Sequence[int]]], tokenizer: SpecialTokens, context: int) -> None:
         count = len(columns[0])
-        self.ids = np.full((count, context), coder.pad, dtype=np.int32)
+        self.ids = np.full((count, context), tokenizer.pad, dtype=np.int32)
         self.second = np.full(count, context, dtype=np.int32)
         self.length = np.zeros(count, dtype=np.int32)
         for row, sentences in enumerate(zip(*columns, strict=True)):
-            line = [coder.start]
-            for sentence, room in zip(sentences, _room([len(one) for one in sentences], context), strict=True):
+            line = [tokenizer.start]
+            lengths = _truncated_lengths([len(sentence) for sentence in sentences], context)
+            for sentence, kept in zip(sentences, lengths, strict=True):
                 self.second[row] = len(line) if len(line) > 1 else context
-                line += [*sentence[:room], coder.end]
+                line += [*sentence[:kept], tokenizer.end]
             self.ids[row, : len(line)] = line
             self.length[row] = len(line)
 
@@ -47,7 +48,7 @@ class FramedSentences:
 
 
 class SentenceDataset(LabelledDataset):
-    """A data set of framed sentences; without them where this rank reads no inputs."""
+    """A data set of framed sentences, which are None on ranks that read no inputs."""
 
     def __init__(self, spec: DataSpec, framed: FramedSentences | None, labels: np.ndarray, *, targets: bool) -> None:
         super().__init__(spec, labels, targets=targets)
@@ -59,10 +60,10 @@ class SentenceDataset(LabelledDataset):
         return self._framed.batch(indices)
 
 
-def sentences(
+def sentences_from_tables(
     sources: Sequence[TableSource], layout: Layout, options: TextOptions, *, holdout: float, inputs: bool, targets: bool
 ) -> Data:
-    """A training source and perhaps one for validation."""
+    """Sentences in tables: a training source and optionally a validation source."""
     labels = [infer_task(source.labels(layout.label), source.where) for source in sources]
     task, train = labels[0]
     classes = count_classes(train, labels[-1][1], task, sources[-1].where)
@@ -70,41 +71,42 @@ def sentences(
         task=task, form="pairs", vocabulary=tokenizer_size(options), context=options.context, classes=classes
     )
     framed: list[FramedSentences | None] = [None] * len(sources)
-    coder: SentenceTokenizer | None = None
+    tokenizer: SentenceTokenizer | None = None
     if inputs:
-        coder, ready = _encode(sources, layout, options)
-        framed = [FramedSentences(columns, coder, options.context) for columns in ready]
+        tokenizer, ready = _encode(sources, layout, options)
+        framed = [FramedSentences(columns, tokenizer, options.context) for columns in ready]
     parts = [
-        SentenceDataset(spec, one, values, targets=targets) for one, (_, values) in zip(framed, labels, strict=True)
+        SentenceDataset(spec, inputs_of_part, values, targets=targets)
+        for inputs_of_part, (_, values) in zip(framed, labels, strict=True)
     ]
     if len(parts) == 1:
-        return split_holdout(parts[0], holdout, coder)
-    return Data(train=parts[0], validation=parts[1], tokens=coder)
+        return split_holdout(parts[0], holdout, tokenizer)
+    return Data(train=parts[0], validation=parts[1], tokens=tokenizer)
 
 
 def _encode(
     sources: Sequence[TableSource], layout: Layout, options: TextOptions
 ) -> tuple[SentenceTokenizer, list[list[list[list[int]]]]]:
-    """source -> column -> sentence -> numbers; a smaller vocabulary is by the training source."""
-    coder = build_tokenizer(options)
+    """source -> column -> sentence -> ids; a reduced vocabulary is chosen by the training source."""
+    tokenizer = build_tokenizer(options)
     if len(layout.columns) > 2 or options.context < 2 * len(layout.columns) + 1:
         raise WeftError(
-            f"samples are one sentence or two, that data.context has room for (columns: {', '.join(layout.columns)}; "
+            f"samples are one or two sentences that must fit in data.context (columns: {', '.join(layout.columns)}; "
             f"data.context: {options.context}); name at most two data.columns, or raise data.context"
         )
-    encoded = [[coder.encode_all(source.strings(name)) for name in layout.columns] for source in sources]
-    flat = np.array([one for column in encoded[0] for ids in column for one in ids], dtype=np.int64)
-    smaller = reduce_vocabulary(coder, flat, options.vocabulary_size)
+    encoded = [[tokenizer.encode_all(source.strings(name)) for name in layout.columns] for source in sources]
+    flat = np.array([token for column in encoded[0] for ids in column for token in ids], dtype=np.int64)
+    smaller = reduce_vocabulary(tokenizer, flat, options.vocabulary_size)
     if smaller is None:
-        return coder, encoded
+        return tokenizer, encoded
     return smaller, [
         [[smaller.translate(np.asarray(ids, dtype=np.int64)).tolist() for ids in column] for column in source]
         for source in encoded
     ]
 
 
-def _room(lengths: Sequence[int], context: int) -> list[int]:
-    """How much of each sentence is kept: the longer one is cut first, down to half of the context."""
+def _truncated_lengths(lengths: Sequence[int], context: int) -> list[int]:
+    """How many tokens of each sentence are kept: the longer one is truncated first, down to half of the context."""
     free = context - 1 - len(lengths)
     if len(lengths) == 1:
         return [free]

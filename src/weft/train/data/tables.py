@@ -1,4 +1,4 @@
-"""Tables of samples, whatever file they come from, and what their columns mean."""
+"""Tables of samples, independent of the file format, and the meaning of their columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LABELS = ("label", "labels", "fine_label", "is_duplicate", "gold_label", "Qualit
 
 
 class TableSource(Protocol):
-    """A table whose columns are read only when they are asked for."""
+    """A table whose columns are read on demand."""
 
     @property
     def where(self) -> str: ...
@@ -38,7 +38,7 @@ class TableSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What a table holds ("images", "sentences" or "language"), and in which columns."""
+    """What a table contains ("images", "sentences" or "language"), and in which columns."""
 
     kind: str
     columns: tuple[str, ...]
@@ -48,7 +48,7 @@ class Layout:
 def find_layout(
     source: TableSource, *, columns: Sequence[str] = (), label: str = "", images: Sequence[str] = ()
 ) -> Layout:
-    """Found by the names of the columns, unless they are given; `images`: columns that hold images."""
+    """Infer the layout from the names of the columns, unless they are given; `images`: columns that contain images."""
     known = list(source.names)
     for name in (*columns, *([label] if label else ())):
         check_column(name, source)
@@ -61,9 +61,9 @@ def find_layout(
         return Layout(kind="sentences", columns=texts, label=label)
     if texts == ("text",) or (columns and len(texts) == 1):
         return Layout(kind="language", columns=texts)
-    usual = ", ".join("/".join((*names, "label")) for names in (("img",), ("image",), *SENTENCES))
+    accepted = ", ".join("/".join((*names, "label")) for names in (("img",), ("image",), *SENTENCES))
     raise WeftError(
-        f"{source.where} has no known columns (it has: {', '.join(known)}; known: {usual}, text); "
+        f"{source.where} has no known columns (it has: {', '.join(known)}; known: {accepted}, text); "
         "set data.columns and data.label"
     )
 
@@ -77,7 +77,7 @@ def check_column(column: str, source: TableSource) -> None:
 
 
 class ArrowSource:
-    """Columns of Arrow tables; `load(column)` reads one."""
+    """Columns of Arrow tables; `load(column)` reads a column."""
 
     def __init__(self, where: str, schema: Any, load: Any) -> None:
         self.where = where
@@ -86,18 +86,18 @@ class ArrowSource:
         self._load = load
 
     def strings(self, column: str) -> list[str]:
-        return [one or "" for one in self._read(column).to_pylist()]
+        return [text or "" for text in self._read(column).to_pylist()]
 
     def labels(self, column: str) -> np.ndarray:
         values = self._read(column)
         if values.null_count:
             raise WeftError(
-                f"column {column!r} of {self.where} must have a value in each row ({values.null_count} lack it)"
+                f"column {column!r} of {self.where} must have a value in each row ({values.null_count} rows have none)"
             )
         array: np.ndarray = values.to_numpy()
         if array.dtype.kind not in "iufb":
             raise WeftError(
-                f"column {column!r} of {self.where} must hold numbers (it holds {values.type}); set data.label"
+                f"column {column!r} of {self.where} must contain numbers (it contains {values.type}); set data.label"
             )
         return array.astype(np.int64) if array.dtype.kind == "b" else array
 
@@ -113,22 +113,22 @@ class ArrowSource:
 
 
 class BytesColumn(Sequence[bytes]):
-    """Bytes in an Arrow column, of each row when it is asked for; a struct's are in its field `bytes`."""
+    """The bytes of each row of an Arrow column, read on demand; in a struct, they are in its field `bytes`."""
 
     def __init__(self, column: Any, where: str) -> None:
         nested = str(column.type).startswith("struct")
-        self._chunks = [chunk.field("bytes") if nested else chunk for chunk in column.chunks]
-        self._starts = np.cumsum([0, *(len(chunk) for chunk in self._chunks)])
+        self._arrays = [array.field("bytes") if nested else array for array in column.chunks]
+        self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
         self._where = where
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def __getitem__(self, index: Any) -> Any:
-        chunk = int(np.searchsorted(self._starts, index, side="right")) - 1
-        data = self._chunks[chunk][int(index - self._starts[chunk])].as_py()
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        data = self._arrays[number][int(index - self._starts[number])].as_py()
         if data is None:
-            raise WeftError(f"image {index} of {self._where} has no bytes (it names a file, perhaps); embed the images")
+            raise WeftError(f"image {index} of {self._where} has no bytes (it may name a file); embed the images")
         return data
 
 

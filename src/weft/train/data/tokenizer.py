@@ -1,6 +1,6 @@
-"""Text to numbers and back: bytes as they are, or WordPiece by the `tokenizers` library.
+"""Tokenizers: plain bytes, or WordPiece with the `tokenizers` library.
 
-`tokenizers` works with threads of its own, which is safe here: no rank is ever forked.
+That library starts threads, which is safe because no rank is forked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
 class SpecialTokens(Protocol):
-    """The special tokens that sentences are framed by."""
+    """The special tokens that frame a sentence."""
 
     @property
     def pad(self) -> int: ...
@@ -31,7 +31,7 @@ class SpecialTokens(Protocol):
 
 
 class SentenceTokenizer(SpecialTokens, Protocol):
-    """Tokens, with the special ones."""
+    """A tokenizer with special tokens."""
 
     @property
     def size(self) -> int: ...
@@ -42,7 +42,7 @@ class SentenceTokenizer(SpecialTokens, Protocol):
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """The bytes of UTF-8. Sentences are framed by control characters that text does not hold: NUL, STX and ETX."""
+    """The bytes of UTF-8. Sentences are framed by control characters that do not occur in text: NUL, STX and ETX."""
 
     size: int = 256
     pad: int = 0
@@ -60,7 +60,7 @@ class ByteTokenizer:
 
 
 class WordPieceTokenizer:
-    """WordPiece with a vocabulary of BERT's format."""
+    """WordPiece with a vocabulary in BERT's format."""
 
     def __init__(self, vocabulary: str, *, lowercase: bool) -> None:
         library = need("tokenizers", "data", purpose="data.tokens=wordpiece")
@@ -78,7 +78,7 @@ class WordPieceTokenizer:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [one.ids for one in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._inner.decode(ids, skip_special_tokens=False)
@@ -86,35 +86,35 @@ class WordPieceTokenizer:
 
 
 class ReducedTokenizer:
-    """The most frequent tokens of a WordPiece, numbered anew in their old order; all others are [UNK].
+    """The most frequent tokens of a WordPiece tokenizer, renumbered in their old order; all others are [UNK].
 
-    It has exactly `size` tokens: where fewer occur, others fill it up, the lowest numbers first.
+    It has exactly `size` tokens: if fewer occur, the unused tokens with the lowest numbers are added.
     """
 
     def __init__(self, inner: WordPieceTokenizer, counts: np.ndarray, size: int) -> None:
         special = [inner.pad, inner.unknown, inner.start, inner.end]
         weight = counts.astype(np.int64)
         weight[special] = np.iinfo(np.int64).max
-        self.kept = np.sort(np.argsort(-weight, kind="stable")[:size])  # number here -> number in the vocabulary file
+        self.kept = np.sort(np.argsort(-weight, kind="stable")[:size])  # new number -> number in the vocabulary file
         self.size = len(self.kept)
         self._inner = inner
-        self._here = np.full(inner.size, np.searchsorted(self.kept, inner.unknown), dtype=np.int32)
-        self._here[self.kept] = np.arange(self.size)
-        self.pad, _, self.start, self.end = (int(self._here[one]) for one in special)
+        self._renumbered = np.full(inner.size, np.searchsorted(self.kept, inner.unknown), dtype=np.int32)
+        self._renumbered[self.kept] = np.arange(self.size)
+        self.pad, _, self.start, self.end = (int(self._renumbered[token]) for token in special)
 
     def translate(self, ids: np.ndarray) -> np.ndarray:
-        """Numbers of the vocabulary file to numbers here."""
-        here: np.ndarray = self._here[ids]
-        return here
+        """Convert numbers of the vocabulary file to new numbers."""
+        renumbered: np.ndarray = self._renumbered[ids]
+        return renumbered
 
     def encode(self, text: str) -> list[int]:
-        return [int(self._here[one]) for one in self._inner.encode(text)]
+        return [int(self._renumbered[token]) for token in self._inner.encode(text)]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._here[np.asarray(one, dtype=np.int64)].tolist() for one in self._inner.encode_all(texts)]
+        return [self._renumbered[np.asarray(ids, dtype=np.int64)].tolist() for ids in self._inner.encode_all(texts)]
 
     def decode(self, ids: list[int]) -> str:
-        return self._inner.decode([int(self.kept[one]) for one in ids])
+        return self._inner.decode([int(self.kept[token]) for token in ids])
 
 
 def build_tokenizer(options: TextOptions) -> ByteTokenizer | WordPieceTokenizer:
@@ -124,7 +124,7 @@ def build_tokenizer(options: TextOptions) -> ByteTokenizer | WordPieceTokenizer:
 
 
 def tokenizer_size(options: TextOptions) -> int:
-    """The size of the vocabulary; no text has to be read for it."""
+    """The size of the vocabulary, without reading any text."""
     if options.tokens == "bytes":
         return ByteTokenizer.size
     size = len(read_vocabulary(options.vocabulary))
@@ -132,19 +132,19 @@ def tokenizer_size(options: TextOptions) -> int:
 
 
 def reduce_vocabulary(
-    coder: ByteTokenizer | WordPieceTokenizer, training: np.ndarray, size: int
+    tokenizer: ByteTokenizer | WordPieceTokenizer, training: np.ndarray, size: int
 ) -> ReducedTokenizer | None:
-    """A smaller vocabulary by what occurs in the training text, where one is asked for (`size` above 0)."""
-    if not size or isinstance(coder, ByteTokenizer) or size >= coder.size:
+    """A tokenizer with the most frequent tokens of the training text; None unless a smaller `size` is requested."""
+    if not size or isinstance(tokenizer, ByteTokenizer) or size >= tokenizer.size:
         return None
-    return ReducedTokenizer(coder, np.bincount(training.ravel(), minlength=coder.size), size)
+    return ReducedTokenizer(tokenizer, np.bincount(training.ravel(), minlength=tokenizer.size), size)
 
 
 def read_vocabulary(path: str) -> list[str]:
-    file = files.require_file(path, "data.vocabulary", "the vocabulary file of wordpiece, a token a line")
+    file = files.require_file(path, "data.vocabulary", "the vocabulary file of wordpiece, one token per line")
     words = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
     missing = [word for word in SPECIAL if word not in words]
     if missing or len(set(words)) < len(words):
         fault = f"lacks {', '.join(missing)}" if missing else "has a token twice"
-        raise WeftError(f"data.vocabulary {path!r} {fault}; give a vocabulary of BERT's format, a token a line")
+        raise WeftError(f"data.vocabulary {path!r} {fault}; use a vocabulary in BERT's format, one token per line")
     return words

@@ -1,7 +1,7 @@
-"""BERT with a classifier, half a block at a time, in plain PyTorch: `embedding`, `attention0`, `feedforward0` … `head`.
+"""BERT with a classifier, two layers per block, in plain PyTorch: `embedding`, `attention0`, `feedforward0` … `head`.
 
-The weights are those of transformers' BertForSequenceClassification (see `huggingface`). What travels from layer to
-layer is a pair: the hidden states, and which tokens are no padding.
+The weights are those of transformers' BertForSequenceClassification (see `huggingface`). Layers pass on a pair: the
+hidden states, and a mask of the tokens that are not padding.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch.nn import functional
 
 from weft.train.data_spec import DataSpec
 from weft.train.models.gpt import join_heads, split_heads
-from weft.train.models.options import BERT, spread_of
+from weft.train.models.options import BERT, initial_std
 
 Carry: TypeAlias = "tuple[Tensor, Tensor]"
 
 
 def positions_of(options: BERT, spec: DataSpec) -> int:
-    """512 is what published models have; their weights fit, whatever the data's context is."""
+    """At least 512, as in published models, so that their weights fit for every context of the data."""
     return options.positions or max(512, spec.context)
 
 
 def build_bert(options: BERT, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, as BERT's were drawn."""
+    """A model with random weights, initialized as in BERT."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["embedding"] = Embedding(options.vocabulary or spec.vocabulary, positions_of(options, spec), options)
     for number in range(options.layers):
@@ -33,17 +33,17 @@ def build_bert(options: BERT, spec: DataSpec) -> nn.Sequential:
         layers[f"feedforward{number}"] = FeedForward(options)
     layers["head"] = Head(spec.classes, options)
     model = nn.Sequential(layers)
-    spread = spread_of(options)
+    std = initial_std(options)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=spread)
+            nn.init.normal_(parameter, std=std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     return model
 
 
 class Embedding(nn.Module):
-    """The sum of a token's own vector, its position's and its segment's, normed. Takes the dict of the data."""
+    """The normalized sum of token, position and segment embeddings. Takes the dict of the data."""
 
     def __init__(self, vocabulary: int, positions: int, options: BERT) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """The first half of a block: attention of several heads to all tokens but padding, added to what it was given."""
+    """The first half of a block: residual multi-head attention to all tokens except padding."""
 
     def __init__(self, options: BERT) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The second half: every token by itself, added to what it was given."""
+    """The second half of a block: the residual feed-forward layers of each token."""
 
     def __init__(self, options: BERT) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class FeedForward(nn.Module):
 
 
 class Head(nn.Module):
-    """The first token's vector through the pooler and the classifier."""
+    """The pooler and the classifier of the first token."""
 
     def __init__(self, classes: int, options: BERT) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From options to a model for the data at hand, with its loss and metrics."""
+"""Builds the model that the options describe, for the data of the job, with its loss and metrics."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ FORMS: dict[type, tuple[str, ...]] = {
 
 
 def build_model(options: Any, spec: DataSpec, *, seed: int) -> Net:
-    """A model for data of such a form, with its loss and metrics; the random numbers of others are left alone."""
+    """A model for this data, with its loss and metrics. The global random state is not changed."""
     if spec.task not in LOSSES:
         known = ", ".join(LOSSES)
-        raise WeftError(f"a task is one of {known} (got {spec.task!r}){did_you_mean(spec.task, LOSSES)}")
+        raise WeftError(f"a task must be one of {known} (got {spec.task!r}){did_you_mean(spec.task, LOSSES)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = _own(options, spec) if isinstance(options, CustomModel) else _known(options, spec)
+        net = _custom(options, spec) if isinstance(options, CustomModel) else _builtin(options, spec)
     loss_fn = LOSSES[spec.task] if net.loss_fn is None else net.loss_fn
     metrics = METRICS[spec.task] if net.metrics is None else net.metrics
     return dataclasses.replace(net, loss_fn=loss_fn, metrics=metrics)
 
 
-def _known(options: Any, spec: DataSpec) -> Net:
+def _builtin(options: Any, spec: DataSpec) -> Net:
     kind = type(options)
     _check(options.name, kind, spec)
     options = options.resolved()
@@ -63,49 +63,49 @@ def _known(options: Any, spec: DataSpec) -> Net:
         _check_tokens(options, spec)
     model = BUILDERS[kind](options, spec)
     notes: tuple[str, ...] = ()
-    if kind in (GPT, BERT) and options.weights and (left := load_weights(model, options)):
-        notes = (f"{options.weights} has no {', '.join(left)}: left at their initial values",)
+    if kind in (GPT, BERT) and options.weights and (missing := load_weights(model, options)):
+        notes = (f"{options.weights} has no {', '.join(missing)}: they keep their initial values",)
     return Net(model=model, notes=notes)
 
 
-def _own(options: CustomModel, spec: DataSpec) -> Net:
+def _custom(options: CustomModel, spec: DataSpec) -> Net:
     function = load(options.name)
-    takes = inspect.signature(function).parameters.values()
-    wanted = any(one.name == "spec" or one.kind is one.VAR_KEYWORD for one in takes)
-    made = function(**options.options, **({"spec": spec} if wanted else {}))
-    if isinstance(made, Net):
-        return made
-    layers = isinstance(made, list | tuple) and all(isinstance(one, nn.Module) for one in made)
-    if not isinstance(made, nn.Module) and not layers:
+    parameters = inspect.signature(function).parameters.values()
+    takes_spec = any(parameter.name == "spec" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    model = function(**options.options, **({"spec": spec} if takes_spec else {}))
+    if isinstance(model, Net):
+        return model
+    layers = isinstance(model, list | tuple) and all(isinstance(layer, nn.Module) for layer in model)
+    if not isinstance(model, nn.Module) and not layers:
         raise WeftError(
             f"{options.name} must return an nn.Module, a list of layers or a weft.train.models.Net "
-            f"(got {type(made).__name__})"
+            f"(got {type(model).__name__})"
         )
-    return Net(model=made)
+    return Net(model=model)
 
 
 def _check(name: str, kind: type, spec: DataSpec) -> None:
-    """Refuse data that a model can't read, or a task that it can't learn."""
+    """Reject data that a model can't read, or a task that it can't learn."""
     if spec.form not in FORMS[kind] or (spec.task == "language") != (kind is GPT):
         task = "language" if kind is GPT else "classification or regression"
-        able = [other for other, its in MODELS.items() if spec.form in FORMS[its]]
+        able = [other for other, options in MODELS.items() if spec.form in FORMS[options]]
         raise WeftError(
             f"{name} takes {' or '.join(FORMS[kind])} and learns {task} (the data: {spec.form}, {spec.task}); "
             + (f"for such data use {', '.join(able)}" if able and name not in able else "use other data")
         )
     needed = {"tokens": ("vocabulary", "context"), "pairs": ("vocabulary", "context", "classes")}
     needed |= {"images": ("channels", "size", "classes"), "values": ("features", "classes")}
-    if lacking := [fact for fact in needed[spec.form] if getattr(spec, fact) < 1]:
-        raise WeftError(f"{name} needs to know {lacking[0]} of the data ({lacking[0]}: {getattr(spec, lacking[0])})")
+    if missing := [size for size in needed[spec.form] if getattr(spec, size) < 1]:
+        raise WeftError(f"{name} needs {missing[0]} of the data ({missing[0]}: {getattr(spec, missing[0])})")
 
 
 def _check_tokens(options: GPT | BERT, spec: DataSpec) -> None:
-    """A model of given sizes knows all tokens and positions of the data."""
+    """Reject a model with fewer tokens or positions than the data."""
     vocabulary = options.vocabulary or spec.vocabulary
     positions = positions_of(options, spec) if isinstance(options, BERT) else options.positions or spec.context
-    for what, has, needs in (("tokens", vocabulary, spec.vocabulary), ("positions", positions, spec.context)):
+    for noun, has, needs in (("tokens", vocabulary, spec.vocabulary), ("positions", positions, spec.context)):
         if has < needs:
             raise WeftError(
-                f"a {options.name} of {has} {what} can't read data of {needs}; use other data, another config.json, "
-                "or leave model.vocabulary and model.positions out"
+                f"a {options.name} of {has} {noun} can't read data of {needs}; use other data, another config.json, "
+                "or omit model.vocabulary and model.positions"
             )

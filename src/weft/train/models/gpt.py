@@ -1,7 +1,7 @@
-"""GPT-2, half a block at a time, in plain PyTorch: `embedding`, `attention0`, `feedforward0` …, `head`.
+"""GPT-2, two layers per block, in plain PyTorch: `embedding`, `attention0`, `feedforward0` …, `head`.
 
-The weights are those of transformers' GPT2LMHeadModel (see `huggingface`). Queries, keys and values come from one
-product, and no mask is made: attention is told that it is causal.
+The weights are those of transformers' GPT2LMHeadModel (see `huggingface`). One linear layer makes queries, keys and
+values; causal attention needs no mask tensor.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.train.data_spec import DataSpec
-from weft.train.models.options import GPT, spread_of
+from weft.train.models.options import GPT, initial_std
 
 
 def build_gpt(options: GPT, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, as GPT-2's were drawn."""
+    """A model with random weights, initialized as in GPT-2."""
     vocabulary, positions = options.vocabulary or spec.vocabulary, options.positions or spec.context
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["embedding"] = Embedding(vocabulary, positions, options)
@@ -26,12 +26,12 @@ def build_gpt(options: GPT, spec: DataSpec) -> nn.Sequential:
         layers[f"feedforward{number}"] = FeedForward(options)
     layers["head"] = head = Head(vocabulary, options)
     model = nn.Sequential(layers)
-    spread = spread_of(options)
+    std = initial_std(options)
     for name, parameter in model.named_parameters():
-        if name.endswith(("projection.weight", "down.weight")):  # they end the residual branches, two a block
-            nn.init.normal_(parameter, std=spread / math.sqrt(2 * options.layers))
+        if name.endswith(("projection.weight", "down.weight")):  # they end the two residual branches of a block
+            nn.init.normal_(parameter, std=std / math.sqrt(2 * options.layers))
         elif parameter.dim() > 1:
-            nn.init.normal_(parameter, std=spread)
+            nn.init.normal_(parameter, std=std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     if options.tied:
@@ -40,7 +40,7 @@ def build_gpt(options: GPT, spec: DataSpec) -> nn.Sequential:
 
 
 class Embedding(nn.Module):
-    """A token's own vector plus that of its position."""
+    """The sum of token and position embeddings."""
 
     def __init__(self, vocabulary: int, positions: int, options: GPT) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """The first half of a block: causal attention of several heads, normed before it, added to what it was given."""
+    """The first half of a block: residual causal multi-head attention with pre-norm."""
 
     def __init__(self, options: GPT) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The second half: every token by itself, normed before it, added to what it was given."""
+    """The second half of a block: the residual feed-forward layers of each token with pre-norm."""
 
     def __init__(self, options: GPT) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class FeedForward(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm and the output over the vocabulary."""
+    """The final norm and the logits over the vocabulary."""
 
     def __init__(self, vocabulary: int, options: GPT) -> None:
         super().__init__()
@@ -102,12 +102,12 @@ class Head(nn.Module):
 
 
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values, each [batch, heads, tokens, width of a head]: views, nothing is copied."""
+    """Queries, keys and values as views, each [batch, heads, tokens, width of a head]."""
     batch, tokens, width = qkv.shape
     parts = qkv.view(batch, tokens, 3, heads, width // (3 * heads)).unbind(2)
     return tuple(part.transpose(1, 2) for part in parts)
 
 
 def join_heads(mixed: Tensor) -> Tensor:
-    """[batch, tokens, width] again."""
+    """The reverse: [batch, heads, tokens, width of a head] to [batch, tokens, width]."""
     return mixed.transpose(1, 2).flatten(2)

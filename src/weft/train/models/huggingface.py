@@ -1,7 +1,7 @@
-"""Weights of weft's GPT and BERT in the layout of Hugging Face's transformers, both ways.
+"""Converts the weights of weft's GPT and BERT from and to the layout of Hugging Face's transformers.
 
-A table says for each tensor of ours which of theirs it is: one, transposed or not, or several, put together. Files are
-safetensors; transformers need not be installed.
+A table maps each tensor of weft to a tensor of transformers, transposed or not, or to several that are concatenated.
+Files are safetensors; transformers need not be installed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from weft.train.models.bert import positions_of
 from weft.train.models.huggingface_config import write_config
 from weft.train.models.options import BERT, GPT
 
-EMBEDDING, OUTPUT = "embedding.tokens.weight", "head.output.weight"  # of a gpt, one tensor if they are tied
+EMBEDDING, OUTPUT = "embedding.tokens.weight", "head.output.weight"  # the same tensor in a tied gpt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A tensor of ours and the ones of theirs that it is made of."""
+    """A tensor of weft and the tensors of transformers that it consists of."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -38,56 +38,56 @@ class Entry:
 def to_huggingface(
     options: GPT | BERT, spec: DataSpec, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What config.json and model.safetensors of a transformers model with these weights hold."""
+    """The content of config.json and model.safetensors of a transformers model with these weights."""
     options = options.resolved()
     theirs: dict[str, Tensor] = {}
     for entry in table(options):
         tensor = state[entry.ours].detach().cpu()
         tensor = tensor.t() if entry.transposed else tensor
         for name, part in zip(entry.theirs, tensor.chunk(len(entry.theirs)), strict=True):
-            theirs[name] = part.clone(memory_format=torch.contiguous_format)  # a file has no room for shared memory
+            theirs[name] = part.clone(memory_format=torch.contiguous_format)  # safetensors files can't share memory
     return _config(options, spec), theirs
 
 
 def load_weights(model: nn.Sequential, options: GPT | BERT) -> list[str]:
-    """Start from the weights of `options.weights`; the names of what they lack, which stays as it is.
+    """Load the weights at `options.weights`. Returns the names of missing tensors, which keep their values.
 
-    Only a head may be missing: the encoder of a BERT is published without the classifier that is to be trained.
+    Only a head may be missing: BERT encoders are published without the classifier.
     """
-    given = _ours(_read(options.weights), options)
+    given = _with_standard_names(_read(options.weights), options)
     place = options.weights
     state = model.state_dict(keep_vars=True)
     entries = table(options)
     known = {name for entry in entries for name in entry.theirs}
-    if strange := [name for name in given if name not in known]:
+    if unknown := [name for name in given if name not in known]:
         raise WeftError(
-            f"{place} has {strange[0]}, which a {options.name} of {options.layers} layers has not (unknown: "
-            f"{len(strange)}){did_you_mean(strange[0], known)}; take the sizes from its config.json (model.config)"
+            f"{place} has {unknown[0]}, which a {options.name} of {options.layers} layers does not have (unknown: "
+            f"{len(unknown)}){did_you_mean(unknown[0], known)}; take the sizes from its config.json (model.config)"
         )
-    left: list[str] = []
+    missing: list[str] = []
     for entry in entries:
-        if missing := [name for name in entry.theirs if name not in given]:
+        if absent := [name for name in entry.theirs if name not in given]:
             if not entry.ours.startswith("head.") or isinstance(options, GPT):
                 raise WeftError(
-                    f"{place} has no {missing[0]}, which a {options.name} of {options.layers} layers needs; "
+                    f"{place} has no {absent[0]}, which a {options.name} of {options.layers} layers needs; "
                     "take the sizes from its config.json (model.config)"
                 )
-            left.append(entry.ours)
+            missing.append(entry.ours)
             continue
         tensor = torch.cat([given[name] for name in entry.theirs])
         tensor = tensor.t() if entry.transposed else tensor
         if tensor.shape != state[entry.ours].shape:
             raise WeftError(
-                f"{entry.theirs[0]} of {place} has another shape (there: {list(tensor.shape)}, model: "
+                f"{entry.theirs[0]} of {place} has another shape (file: {list(tensor.shape)}, model: "
                 f"{list(state[entry.ours].shape)}); take the sizes from its config.json (model.config)"
             )
         with torch.no_grad():
             state[entry.ours].copy_(tensor)
-    return left
+    return missing
 
 
 def table(options: GPT | BERT) -> list[Entry]:
-    """All tensors; a tied output is its embedding, and has no entry of its own."""
+    """The entries of all tensors; a tied output is the embedding and has no entry."""
     return list(_gpt(options) if isinstance(options, GPT) else _bert(options))
 
 
@@ -141,25 +141,27 @@ def _bert(options: BERT) -> Iterator[Entry]:
 
 
 def _read(place: str) -> dict[str, Tensor]:
-    """All tensors of a file, or of the files of a folder."""
+    """All tensors of a file, or of all files of a folder."""
     path = Path(place)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
-        raise WeftError(f"model.weights is a safetensors file or a folder of them ({place} has none); give such a one")
+        raise WeftError(
+            f"model.weights must be a safetensors file or a folder of them ({place} has none); set model.weights"
+        )
     found: dict[str, Tensor] = {}
     for file in files:
         try:
             found |= load_file(file)
         except (OSError, SafetensorError) as problem:
-            raise WeftError(f"{file} can't be read as safetensors ({problem}); give a whole file") from None
+            raise WeftError(f"{file} can't be read as safetensors ({problem}); use an intact file") from None
     return found
 
 
-def _ours(given: Mapping[str, Tensor], options: GPT | BERT) -> dict[str, Tensor]:
-    """The tensors by the names of the whole model, as published files do not always have them.
+def _with_standard_names(given: Mapping[str, Tensor], options: GPT | BERT) -> dict[str, Tensor]:
+    """The tensors with the names of the complete model, which published files do not always use.
 
-    Some are of the model without its head, old ones call a norm's tensors gamma and beta, hold constants or the heads
-    of another task.
+    Files of a model without its head lack the prefix; old files call the tensors of a norm gamma and beta, and contain
+    constants or the heads of other tasks.
     """
     gpt = isinstance(options, GPT)
     prefix = "transformer." if gpt else "bert."
@@ -174,7 +176,7 @@ def _ours(given: Mapping[str, Tensor], options: GPT | BERT) -> dict[str, Tensor]
     if isinstance(options, GPT):
         if options.tied:
             named.pop("lm_head.weight", None)
-        elif "transformer.wte.weight" in named:  # a tied model's file holds it once
+        elif "transformer.wte.weight" in named:  # the file of a tied model contains it once
             named.setdefault("lm_head.weight", named["transformer.wte.weight"])
     return named
 

@@ -1,6 +1,6 @@
-"""`config.json` of Hugging Face's transformers, read and written; torch-free, and transformers need not be there.
+"""Reads and writes the `config.json` of Hugging Face's transformers. Needs neither torch nor transformers.
 
-Only what changes a model's shape or results counts. What weft's own GPT and BERT cannot compute is refused.
+Only keys that change a model's shape or results are read. Values that weft's GPT and BERT do not support are rejected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.errors import WeftError
 
-# ours -> theirs
+# weft's name -> name in config.json
 SIZES: dict[str, dict[str, str]] = {
     "gpt2": {
         "layers": "n_layer",
@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, str]] = {
         "epsilon": "layer_norm_eps",
     },
 }
-# a config.json may leave out what has its default
+# keys that a config.json may omit
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": {
         "n_layer": 12,
@@ -56,8 +56,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "layer_norm_eps": 1e-12,
     },
 }
-# the values that can be computed, the first being the default
-COMPUTED: dict[str, dict[str, tuple[Any, ...]]] = {
+# the supported values; the first is the default
+SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "gpt2": {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
         "scale_attn_weights": (True,),
@@ -75,7 +75,7 @@ COMPUTED: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def read_config(config: str, weights: str, model_type: str) -> dict[str, Any]:
-    """The sizes of a config.json, or of the one that lies in the folder of the weights; none: empty."""
+    """The sizes in a config.json, or in the one in the folder of the weights; empty if there is none."""
     if config:
         path = Path(config) / "config.json" if Path(config).is_dir() else Path(config)
     elif weights and (Path(weights) / "config.json").is_file():
@@ -86,24 +86,24 @@ def read_config(config: str, weights: str, model_type: str) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise WeftError(
-            f"model.config is a config.json of transformers ({path}: {problem}); give such a file"
+            f"model.config must be a config.json of transformers ({path}: {problem}); use such a file"
         ) from None
     if not isinstance(values, dict) or values.get("model_type") != model_type:
         found = values.get("model_type") if isinstance(values, dict) else None
         other = {"gpt2": "gpt", "bert": "bert"}.get(str(found))
         hint = f"use model.name={other}" if other else "weft's models read gpt2 and bert"
-        raise WeftError(f"{path} is not of a {model_type} (model_type: {found}); {hint}")
-    for key, allowed in COMPUTED[model_type].items():
+        raise WeftError(f"{path} must be for a {model_type} (model_type: {found}); {hint}")
+    for key, allowed in SUPPORTED[model_type].items():
         if values.get(key, allowed[0]) not in allowed:
-            raise WeftError(f"{path}: weft's {model_type} has {key} {allowed[0]!r} only (got {values[key]!r})")
+            raise WeftError(f"{path}: weft's {model_type} supports only {key} {allowed[0]!r} (got {values[key]!r})")
     whole = {**DEFAULTS[model_type], **values}
     if whole.get("activation_function") == "gelu_pytorch_tanh":
-        whole["activation_function"] = "gelu_new"  # another name of the same
+        whole["activation_function"] = "gelu_new"  # another name for the same function
     return {ours: whole[theirs] for ours, theirs in SIZES[model_type].items() if whole[theirs] is not None}
 
 
 def write_config(model_type: str, sizes: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json, as a dict, of a model with these sizes (by our names) and other keys (by theirs)."""
-    theirs = {their: sizes[our] for our, their in SIZES[model_type].items()}
-    computed = {key: allowed[0] for key, allowed in COMPUTED[model_type].items() if key != "position_embedding_type"}
-    return {"model_type": model_type, **computed, **theirs, "initializer_range": 0.02, "dtype": "float32", **others}
+    """The config.json, as a dict, of a model with these sizes (weft's names) and other keys (transformers' names)."""
+    renamed = {theirs: sizes[ours] for ours, theirs in SIZES[model_type].items()}
+    supported = {key: allowed[0] for key, allowed in SUPPORTED[model_type].items() if key != "position_embedding_type"}
+    return {"model_type": model_type, **supported, **renamed, "initializer_range": 0.02, "dtype": "float32", **others}

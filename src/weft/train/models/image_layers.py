@@ -1,4 +1,4 @@
-"""What the models of images share."""
+"""Layers that the image models share."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 
 class Pool(nn.Module):
-    """The mean over all points of each channel."""
+    """The mean of each channel over all pixels."""
 
     def forward(self, image: Tensor) -> Tensor:
         return image.mean((2, 3))
 
 
-def laid_out(image: Tensor) -> Tensor:
-    """The image with the channels of a point side by side, where convolutions are faster so: measured, 1.2 to 2 times.
+def channels_last(image: Tensor) -> Tensor:
+    """The image in channels-last memory format on CPUs, where convolutions are then 1.2 to 2 times as fast.
 
-    Every layer asks for it, as what comes from another rank is laid out plainly; else nothing is copied.
+    Every layer calls this, because a tensor from another rank is in the default format; otherwise nothing is copied.
     """
     return image.contiguous(memory_format=torch.channels_last) if image.device.type == "cpu" else image

@@ -1,4 +1,4 @@
-"""Linear layers one after the other: `layer0` …, `head`."""
+"""A multi-layer perceptron: `layer0` …, `head`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from weft.train.models.options import MLP
 
 
 def build_mlp(options: MLP, spec: DataSpec) -> nn.Sequential:
-    """A model with PyTorch's usual random weights."""
-    given = spec.features if spec.form == "values" else spec.channels * spec.size**2
+    """A model with PyTorch's default initialization."""
+    features = spec.features if spec.form == "values" else spec.channels * spec.size**2
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number in range(options.layers):
-        layers[f"layer{number}"] = Layer(options.width if number else given, options)
+        layers[f"layer{number}"] = Layer(options.width if number else features, options)
     layers["head"] = nn.Linear(options.width, spec.classes)
     return nn.Sequential(layers)
 
@@ -23,9 +23,9 @@ def build_mlp(options: MLP, spec: DataSpec) -> nn.Sequential:
 class Layer(nn.Module):
     """A linear layer and ReLU; an image is flattened first."""
 
-    def __init__(self, given: int, options: MLP) -> None:
+    def __init__(self, features: int, options: MLP) -> None:
         super().__init__()
-        self.linear = nn.Linear(given, options.width)
+        self.linear = nn.Linear(features, options.width)
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, values: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""ResNet and ResNeXt, block by block: `stem`, `stage1_block1` …, `head`.
+"""ResNet and ResNeXt: `stem`, `stage1_block1` …, `head`.
 
-A stem brings images of any size to about 32 x 32 to 56 x 56 points, where the first stage works:
+The stem reduces images to about 32 x 32 to 56 x 56 pixels for the first stage:
 
     32    a 3 x 3 convolution
     64    a 3 x 3 convolution of stride 2
-    224   a 7 x 7 convolution of stride 2 and a maximum of stride 2, as published
+    224   a 7 x 7 convolution of stride 2 and a max pooling of stride 2, as published
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.train.data_spec import DataSpec
-from weft.train.models.image_layers import Pool, laid_out
+from weft.train.models.image_layers import Pool, channels_last
 from weft.train.models.options import RESNETS, ResNet, stem_for
 
-EXPANSION = 4  # a bottleneck's output has so many times the channels of its stage
+EXPANSION = 4  # output channels of a bottleneck, as a multiple of those of its stage
 
 
 def build_resnet(options: ResNet, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, as PyTorch's reference draws them."""
+    """A model with random weights, initialized as in torchvision."""
     published = RESNETS[options.name]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["stem"] = _stem(
-        spec.channels, options.width, stem_for(options.stem, spec.size, further=options.size == "small")
+        spec.channels, options.width, stem_for(options.stem, spec.size, larger=options.size == "small")
     )
     channels = options.width
-    for stage, count in enumerate(min(one, options.blocks) for one in published.blocks):
+    for stage, count in enumerate(min(blocks, options.blocks) for blocks in published.blocks):
         planes = options.width << stage
         inner = options.groups * published.group_width << stage if published.groups > 1 else planes
         for block in range(count):
@@ -53,14 +53,14 @@ class Stem(nn.Sequential):
     """The first layers."""
 
     def forward(self, image: Tensor) -> Tensor:
-        image = laid_out(image)
+        image = channels_last(image)
         for layer in self:
             image = layer(image)
         return image
 
 
 class Residual(nn.Module):
-    """What a branch makes of an image, plus the image itself, as it is or brought to the same form."""
+    """The sum of a branch and the skip connection, which may be a projection."""
 
     def __init__(self, branch: nn.Module, skip: nn.Module | None) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Residual(nn.Module):
         self.skip = skip
 
     def forward(self, image: Tensor) -> Tensor:
-        image = laid_out(image)
+        image = channels_last(image)
         return functional.relu(self.branch(image) + (image if self.skip is None else self.skip(image)))
 
 
@@ -83,7 +83,7 @@ def _stem(channels: int, width: int, made_for: int) -> nn.Module:
 def _norm_conv(
     number: str, channels: int, out: int, size: int, stride: int = 1, groups: int = 1
 ) -> OrderedDict[str, nn.Module]:
-    """A convolution and its norm."""
+    """A convolution with its norm."""
     conv = nn.Conv2d(channels, out, size, stride=stride, padding=size // 2, groups=groups, bias=False)
     return OrderedDict({f"conv{number}": conv, f"norm{number}": nn.BatchNorm2d(out)})
 

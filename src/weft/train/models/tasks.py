@@ -1,7 +1,7 @@
-"""What is learnt: the loss of each task, and the metrics that an evaluation tells beside it.
+"""Tasks: the loss of each task, and the metrics that evaluations report.
 
-All are plain functions of a micro-batch's output and targets that give a mean. An output may be a pair, of which the
-second is an auxiliary classifier's: it adds to the loss of training and is never there in an evaluation.
+All are functions of a micro-batch's output and targets that return a mean. An output may be a pair whose second
+element is that of an auxiliary classifier; it adds to the training loss and is absent in evaluations.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.nn import functional
 
-Measure: TypeAlias = Callable[[Any, Any], Tensor]
+Metric: TypeAlias = Callable[[Any, Any], Tensor]
 
-AUXILIARY = 0.4  # of the loss, as Inception v3's authors have it
+AUXILIARY = 0.4  # weight of the auxiliary loss, as published for Inception v3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Net:
-    """A model and what it learns."""
+    """A model with its loss and metrics."""
 
     model: Any  # nn.Sequential, a list of layers, or any module that `weft.Pipeline` takes
-    loss_fn: Measure = None  # type: ignore[assignment]  # until it is built; None: the task's own
-    metrics: Mapping[str, Measure] = None  # type: ignore[assignment]  # by name; as above
-    notes: tuple[str, ...] = field(default=())  # for the user, about how it was built
+    loss_fn: Metric = None  # type: ignore[assignment]  # None: the loss of the task
+    metrics: Mapping[str, Metric] = None  # type: ignore[assignment]  # by name; None: those of the task
+    notes: tuple[str, ...] = field(default=())  # for the user, about the construction
 
 
 def token_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def token_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def class_loss(output: Any, target: Tensor) -> Tensor:
-    """Cross-entropy of a classification, with an auxiliary classifier's share where there is one."""
+    """Cross-entropy of a classification, with the loss of the auxiliary classifier if there is one."""
     if isinstance(output, tuple):
         main, auxiliary = output
         return class_loss(main, target) + AUXILIARY * class_loss(auxiliary, target)
@@ -42,7 +42,7 @@ def class_loss(output: Any, target: Tensor) -> Tensor:
 
 
 def value_loss(output: Any, target: Tensor) -> Tensor:
-    """Mean squared error, with an auxiliary head's share where there is one."""
+    """Mean squared error, with the loss of the auxiliary head if there is one."""
     if isinstance(output, tuple):
         main, auxiliary = output
         return value_loss(main, target) + AUXILIARY * value_loss(auxiliary, target)
@@ -50,14 +50,14 @@ def value_loss(output: Any, target: Tensor) -> Tensor:
 
 
 def accuracy(output: Any, target: Tensor) -> Tensor:
-    """Share of the tokens or samples whose likeliest class is the right one."""
+    """Share of the tokens or samples whose most likely class is correct."""
     main = output[0] if isinstance(output, tuple) else output
     right: Tensor = main.argmax(-1) == target
     return right.float().mean()
 
 
-LOSSES: dict[str, Measure] = {"language": token_loss, "classification": class_loss, "regression": value_loss}
-METRICS: dict[str, dict[str, Measure]] = {
+LOSSES: dict[str, Metric] = {"language": token_loss, "classification": class_loss, "regression": value_loss}
+METRICS: dict[str, dict[str, Metric]] = {
     "language": {"accuracy": accuracy},
     "classification": {"accuracy": accuracy},
     "regression": {},

@@ -1,7 +1,8 @@
-"""VGG-16, layer by layer: `conv1` … `conv13`, `pool`, `hidden1`, `hidden2`, `head`.
+"""VGG-16: `conv1` … `conv13`, `pool`, `hidden1`, `hidden2`, `head`.
 
-Five of the convolutions end with a halving of the image, so 224 points become 7 and 32 become 1. The published hidden
-layers of 4096 are for 7 x 7 points; with the stems 32 and 64 an image becomes one point, and those layers have 512.
+Five of the convolutions end with a max pooling that halves the image, so 224 pixels become 7 and 32 become 1. The
+published hidden layers of 4096 are for 7 x 7 pixels; with the stems 32 and 64, the result is one pixel, and the
+hidden layers have 512.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # times the width, convolutio
 
 
 def build_vgg(options: VGG, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, as PyTorch's reference draws them."""
-    points = 7 if stem_for(options.stem, spec.size) == 224 else 1
-    hidden = options.hidden or options.width * (64 if points == 7 else 8)
+    """A model with random weights, initialized as in torchvision."""
+    pixels = 7 if stem_for(options.stem, spec.size) == 224 else 1
+    hidden = options.hidden or options.width * (64 if pixels == 7 else 8)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels = spec.channels
     for times, count in STAGES:
@@ -29,9 +30,9 @@ def build_vgg(options: VGG, spec: DataSpec) -> nn.Sequential:
             last = number == count - 1
             layers[f"conv{len(layers) + 1}"] = _convolution(channels, times * options.width, options, halved=last)
             channels = times * options.width
-    layers["pool"] = Flat(points)
-    for number, given in enumerate((channels * points**2, hidden), 1):
-        linear = nn.Linear(given, hidden)
+    layers["pool"] = PoolAndFlatten(pixels)
+    for number, features in enumerate((channels * pixels**2, hidden), 1):
+        linear = nn.Linear(features, hidden)
         layers[f"hidden{number}"] = nn.Sequential(
             OrderedDict(linear=linear, relu=nn.ReLU(), dropout=nn.Dropout(options.dropout))
         )
@@ -41,22 +42,22 @@ def build_vgg(options: VGG, spec: DataSpec) -> nn.Sequential:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, nn.Linear):
-            narrow = 0.64 / math.sqrt(module.in_features)  # 0.01 is meant for inputs of 4096 and more
-            nn.init.normal_(module.weight, std=max(0.01, narrow))
+            std = 0.64 / math.sqrt(module.in_features)  # the published 0.01 is for 4096 and more inputs
+            nn.init.normal_(module.weight, std=max(0.01, std))
         if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
     return model
 
 
-class Flat(nn.Module):
-    """Every channel as so many points each way, in one row."""
+class PoolAndFlatten(nn.Module):
+    """Average pooling to pixels x pixels, flattened."""
 
-    def __init__(self, points: int) -> None:
+    def __init__(self, pixels: int) -> None:
         super().__init__()
-        self.points = points
+        self.pixels = pixels
 
     def forward(self, image: Tensor) -> Tensor:
-        return functional.adaptive_avg_pool2d(image, self.points).flatten(1)
+        return functional.adaptive_avg_pool2d(image, self.pixels).flatten(1)
 
 
 def _convolution(channels: int, out: int, options: VGG, *, halved: bool) -> nn.Module:
@@ -65,5 +66,5 @@ def _convolution(channels: int, out: int, options: VGG, *, halved: bool) -> nn.M
         layers["norm"] = nn.BatchNorm2d(out)
     layers["relu"] = nn.ReLU()
     if halved:
-        layers["pool"] = nn.MaxPool2d(2, ceil_mode=True)  # 28 points last as long as 32
+        layers["pool"] = nn.MaxPool2d(2, ceil_mode=True)  # 28 pixels become 1, as 32 do
     return nn.Sequential(layers)

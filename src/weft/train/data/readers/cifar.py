@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their standard binary files: label bytes, then 3,072 bytes of pixels, a sample."""
+"""CIFAR-10 and CIFAR-100 in their standard binary files: per sample, label bytes and 3,072 bytes of pixels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from weft.train.data.options import Cifar10, Cifar100
 from weft.train.data_spec import DataSpec
 
 PIXELS = (3, 32, 32)
-TEN = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-HUNDRED = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+CIFAR10_NORMALIZATION = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CIFAR100_NORMALIZATION = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
 def read(options: Cifar10, *, seed: int, inputs: bool, targets: bool) -> Data:
@@ -30,16 +30,21 @@ def read(options: Cifar10, *, seed: int, inputs: bool, targets: bool) -> Data:
         records = [_records(path, label_bytes) for path in paths]
         labels.append(np.concatenate([part[:, 1 if fine else 0] for part in records]))
         if labels[-1].max() >= classes:
-            raise WeftError(f"{paths[0]} must hold labels below {classes} (got {labels[-1].max()}); fetch it anew")
+            raise WeftError(
+                f"{paths[0]} must contain labels below {classes} (got {labels[-1].max()}); download it again"
+            )
         pixels = [part[:, label_bytes:] for part in records]
         images.append(np.concatenate(pixels).reshape(-1, *PIXELS) if inputs else None)
     spec = DataSpec(task="classification", form="images", classes=classes, channels=3, size=options.size or PIXELS[1])
-    return images_from_arrays(images, labels, spec, options, usual=HUNDRED if hundred else TEN, targets=targets)
+    normalization = CIFAR100_NORMALIZATION if hundred else CIFAR10_NORMALIZATION
+    return images_from_arrays(images, labels, spec, options, normalization=normalization, targets=targets)
 
 
 def _records(path: Path, label_bytes: int) -> np.ndarray:
     length = label_bytes + int(np.prod(PIXELS))
     size = path.stat().st_size
     if not size or size % length:
-        raise WeftError(f"{path} must hold samples of {length} bytes (it has {size}); fetch the binary version anew")
+        raise WeftError(
+            f"{path} needs samples of {length} bytes (it has {size} bytes); download the binary version again"
+        )
     return np.memmap(path, dtype=np.uint8, mode="r").reshape(-1, length)

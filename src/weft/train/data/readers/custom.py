@@ -1,4 +1,4 @@
-"""Data of a user's own function."""
+"""Data from a function of the user."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from weft.train.data.base import Data
 from weft.train.data.options import CustomData
 from weft.user_code import load
 
-PARTS = ("spec", "fingerprint", "inputs", "targets", "__len__")
+MEMBERS = ("spec", "fingerprint", "inputs", "targets", "__len__")
 
 
 def read(options: CustomData, *, seed: int, inputs: bool, targets: bool) -> Data:
-    """Call the function with its options; it is also given seed, inputs and targets where it takes them by name."""
+    """Call the function with its options, and with seed, inputs and targets if it has such parameters."""
     function = load(options.name)
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     offered = {"seed": seed, "inputs": inputs, "targets": targets}
-    made: Any = function(**{key: value for key, value in offered.items() if key in known} | options.options)
-    data = made if isinstance(made, Data) else None
+    returned: Any = function(**{key: value for key, value in offered.items() if key in parameters} | options.options)
+    data = returned if isinstance(returned, Data) else None
     if data is None:
-        if not isinstance(made, tuple) or len(made) != 2:
+        if not isinstance(returned, tuple) or len(returned) != 2:
             raise WeftError(
                 f"{options.name} must return a weft.train.data.Data, or a training and a validation data set "
-                f"(got {type(made).__name__})"
+                f"(got {type(returned).__name__})"
             )
-        data = Data(train=made[0], validation=made[1])
+        data = Data(train=returned[0], validation=returned[1])
     for part in ("train", "validation"):
-        missing = [name for name in PARTS if not hasattr(getattr(data, part), name)]
+        missing = [name for name in MEMBERS if not hasattr(getattr(data, part), name)]
         if missing:
             raise WeftError(
-                f"{part} data of {options.name} must have {', '.join(PARTS)} (it lacks {', '.join(missing)}); "
+                f"{part} data of {options.name} must have {', '.join(MEMBERS)} (it lacks {', '.join(missing)}); "
                 "see weft.train.data.Dataset"
             )
     return data

@@ -1,4 +1,4 @@
-"""Tab-separated files with a header, in the form of GLUE's tasks."""
+"""Tab-separated files with a header, in the format of the GLUE tasks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.errors import WeftError
 from weft.train.data import files
 from weft.train.data.base import Data
 from weft.train.data.options import Glue
-from weft.train.data.sentences import sentences
+from weft.train.data.sentences import sentences_from_tables
 from weft.train.data.tables import check_column, find_layout
 
 
 class TsvSource:
-    """The rows of one file. No cell is quoted: a quotation mark is a part of the text."""
+    """The rows of one file. Cells are never quoted: a quotation mark is part of the text."""
 
     def __init__(self, path: Path, classes: dict[str, dict[str, int]]) -> None:
         self.where = str(path)
@@ -29,34 +29,34 @@ class TsvSource:
         self._rows = [row for row in rows if len(row) == len(self.names)]
         self._classes = classes
         if len(rows) - len(self._rows) > len(rows) // 100 or not self._rows:
-            number = next((at for at, row in enumerate(rows, 2) if len(row) != len(self.names)), 1)
+            number = next((line for line, row in enumerate(rows, 2) if len(row) != len(self.names)), 1)
             raise WeftError(
-                f"{path} must have {len(self.names)} cells a line, as its header has (see line {number}); "
-                "up to a hundredth of the lines may be broken, and is left out"
+                f"{path} must have {len(self.names)} cells per line, as in its header (see line {number}); "
+                "at most 1 % of the lines may be malformed, which are skipped"
             )
 
     def strings(self, column: str) -> list[str]:
         check_column(column, self)
-        at = self.names.index(column)
-        return [row[at] for row in self._rows]
+        position = self.names.index(column)
+        return [row[position] for row in self._rows]
 
     def labels(self, column: str) -> np.ndarray:
-        """Whole numbers as they are, other numbers for a regression; words are numbered in the training file's order of
-        the alphabet, and the same in all files."""
+        """Whole numbers unchanged, other numbers for a regression; words are numbered in alphabetical order, by the
+        training file for all files."""
         cells = self.strings(column)
         for kind in (np.int64, np.float64):
             try:
                 return np.array([kind(cell) for cell in cells])
             except ValueError:
                 continue
-        numbers = self._classes.setdefault(column, {word: at for at, word in enumerate(sorted(set(cells)))})
-        strange = set(cells) - set(numbers)
-        if strange:
-            raise WeftError(f"{self.where} has labels that training has not: {', '.join(sorted(strange))}")
+        numbers = self._classes.setdefault(column, {word: number for number, word in enumerate(sorted(set(cells)))})
+        unknown = set(cells) - set(numbers)
+        if unknown:
+            raise WeftError(f"{self.where} has labels that the training data lacks: {', '.join(sorted(unknown))}")
         return np.array([numbers[cell] for cell in cells])
 
     def blobs(self, column: str) -> Sequence[bytes]:
-        raise WeftError(f"{self.where} holds text, no images")
+        raise WeftError(f"{self.where} contains text, not images")
 
 
 def read(options: Glue, *, seed: int, inputs: bool, targets: bool) -> Data:
@@ -66,4 +66,4 @@ def read(options: Glue, *, seed: int, inputs: bool, targets: bool) -> Data:
     paths += [paths[0].parent / name for name in names[:1]]
     sources = [TsvSource(path, classes) for path in paths]
     layout = find_layout(sources[0], columns=options.columns, label=options.label)
-    return sentences(sources, layout, options, holdout=options.holdout, inputs=inputs, targets=targets)
+    return sentences_from_tables(sources, layout, options, holdout=options.holdout, inputs=inputs, targets=targets)

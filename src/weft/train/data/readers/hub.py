@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub, through the `datasets` library, which keeps what it fetched."""
+"""A data set of the Hugging Face hub, loaded and cached by the `datasets` library."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def read(options: Hub, *, seed: int, inputs: bool, targets: bool) -> Data:
     name = options.path + (f"/{options.subset}" if options.subset else "")
     try:
         splits = library.load_dataset(options.path, options.subset or None)
-    except Exception as problem:  # of the network, the hub, the library or the data: all mean that there is none
+    except Exception as problem:  # of the network, the hub, the library or the data
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
         raise WeftError(
             f"{name} can't be loaded from the hub ({reason}); check data.path, data.subset and the network, or "
             "download its Parquet files and use data.name=parquet"
         ) from problem
-    validation = options.validation or next((one for one in ("validation", "test") if one in splits), "")
+    validation = options.validation or next((split for split in ("validation", "test") if split in splits), "")
     wanted = [options.train, *([validation] if validation else [])]
     for split in wanted:
         if split not in splits:
@@ -32,7 +32,7 @@ def read(options: Hub, *, seed: int, inputs: bool, targets: bool) -> Data:
                 f"{name} has no split {split!r}{did_you_mean(split, splits)}; its splits: {', '.join(splits)}"
             )
     return data_from_tables(
-        [_source(splits[one], f"{name}, {one}") for one in wanted], options, inputs=inputs, targets=targets
+        [_source(splits[split], f"{name}, {split}") for split in wanted], options, inputs=inputs, targets=targets
     )
 
 

@@ -1,4 +1,4 @@
-"""Folders of image files, one folder a class."""
+"""Folders of image files, one folder per class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".t
 
 
 class FileContents(Sequence[bytes]):
-    """The bytes of files, each read when it is asked for."""
+    """The bytes of files, read on demand."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -32,12 +32,12 @@ class FileContents(Sequence[bytes]):
 
 def read(options: ImageFolder, *, seed: int, inputs: bool, targets: bool) -> Data:
     root = files.find_folder(options.path, "data.path")
-    held = next((root / name for name in ("validation", "val", "test") if (root / name).is_dir()), None)
+    validation = next((root / name for name in ("validation", "val", "test") if (root / name).is_dir()), None)
     divided = (root / "train").is_dir()
-    homes = [root / "train" if divided else root, *([held] if divided and held else [])]
-    classes = [one.name for one in _folders(homes[0])]
+    homes = [root / "train" if divided else root, *([validation] if divided and validation else [])]
+    classes = [folder.name for folder in _folders(homes[0])]
     paths, labels = zip(*(_listing(home, classes) for home in homes), strict=True)
-    blobs = [FileContents(some) if inputs else None for some in paths]
+    blobs = [FileContents(part) if inputs else None for part in paths]
     where = [str(home) for home in homes]
     return images_from_files(
         blobs, labels, where, options, holdout=options.holdout, inputs=inputs, targets=targets, channels=3
@@ -45,19 +45,19 @@ def read(options: ImageFolder, *, seed: int, inputs: bool, targets: bool) -> Dat
 
 
 def _listing(home: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
-    """All images and their classes, mixed once and for all, so that the first ones are of every class."""
-    strange = sorted({one.name for one in _folders(home)} - set(classes))
-    if strange:
-        raise WeftError(f"{home} has classes that training has not: {', '.join(strange[:5])}")
+    """All images and their classes, in a fixed shuffled order, so that the first samples contain every class."""
+    unknown = sorted({folder.name for folder in _folders(home)} - set(classes))
+    if unknown:
+        raise WeftError(f"{home} has classes that the training data lacks: {', '.join(unknown[:5])}")
     found: list[tuple[Path, int]] = []
     for label, name in enumerate(classes):
         inside = (home / name).rglob("*") if (home / name).is_dir() else ()
-        found += [(one, label) for one in sorted(inside) if one.suffix.lower() in ENDINGS]
+        found += [(path, label) for path in sorted(inside) if path.suffix.lower() in ENDINGS]
     if not found:
         raise WeftError(f"data.path: no images in {home}; looked for CLASS/*{{{','.join(ENDINGS)}}}; set data.path")
     order = generator("folder", len(found)).permutation(len(found))
-    return [found[at][0] for at in order], np.array([found[at][1] for at in order])
+    return [found[number][0] for number in order], np.array([found[number][1] for number in order])
 
 
 def _folders(home: Path) -> list[Path]:
-    return sorted(one for one in home.iterdir() if one.is_dir() and not one.name.startswith("."))
+    return sorted(path for path in home.iterdir() if path.is_dir() and not path.name.startswith("."))

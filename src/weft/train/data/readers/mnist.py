@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in idx files: a magic number with the number of axes, their lengths, then bytes."""
+"""MNIST and Fashion-MNIST in idx files: a magic number with the number of axes, the axis lengths, then bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from weft.train.data.images import images_from_arrays
 from weft.train.data.options import FashionMnist, Mnist, idx_names
 from weft.train.data_spec import DataSpec
 
-DIGITS = ((0.1307,), (0.3081,))
-CLOTHES = ((0.2860,), (0.3530,))
+MNIST_NORMALIZATION = ((0.1307,), (0.3081,))
+FASHION_NORMALIZATION = ((0.2860,), (0.3530,))
 CLASSES = 10
 
 
@@ -26,28 +26,28 @@ def read(options: Mnist, *, seed: int, inputs: bool, targets: bool) -> Data:
         path = files.find_file(options.path, idx_names(part, "labels-idx1"), "data.path", gz=True)
         labels.append(parse(path, axes=1))
         if not len(labels[-1]) or labels[-1].max() >= CLASSES:
-            raise WeftError(f"{path} must hold labels below {CLASSES}; fetch it anew")
+            raise WeftError(f"{path} must have labels below {CLASSES}; download it again")
         path = files.find_file(options.path, idx_names(part, "images-idx3"), "data.path", gz=True)
         pixels = parse(path, axes=3)[:, None] if inputs else None
         images.append(pixels)
         if pixels is not None and len(pixels) != len(labels[-1]):
-            raise WeftError(f"{path} must have an image for each of {len(labels[-1])} labels; fetch both anew")
+            raise WeftError(f"{path} must have an image for each of {len(labels[-1])} labels; download both again")
     size = options.size or 28
     spec = DataSpec(task="classification", form="images", classes=CLASSES, channels=1, size=size)
-    usual = CLOTHES if isinstance(options, FashionMnist) else DIGITS
-    return images_from_arrays(images, labels, spec, options, usual=usual, targets=targets)
+    normalization = FASHION_NORMALIZATION if isinstance(options, FashionMnist) else MNIST_NORMALIZATION
+    return images_from_arrays(images, labels, spec, options, normalization=normalization, targets=targets)
 
 
 def parse(path: Path, *, axes: int) -> np.ndarray:
-    """The array in an idx file of bytes, packed or not."""
+    """The array in an idx file of bytes, which may be gzipped."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as problem:
-        raise WeftError(f"{path} can't be unpacked ({problem}); fetch it anew") from problem
+        raise WeftError(f"{path} can't be unpacked ({problem}); download it again") from problem
     head = 4 * (1 + axes)
     if len(data) < head or data[:4] != bytes([0, 0, 8, axes]):
         raise WeftError(f"{path} must be an idx file of bytes with {axes} axes (it begins with {data[:4].hex()!r})")
-    shape = tuple(int(one) for one in np.frombuffer(data[4:head], dtype=">u4"))
+    shape = tuple(int(length) for length in np.frombuffer(data[4:head], dtype=">u4"))
     if len(data) - head != np.prod(shape):
-        raise WeftError(f"{path} must hold {shape} bytes (it holds {len(data) - head}); fetch it anew")
+        raise WeftError(f"{path} must contain {shape} bytes (it contains {len(data) - head}); download it again")
     return np.frombuffer(data, dtype=np.uint8, offset=head).reshape(shape)

@@ -14,13 +14,13 @@ from weft.train.extras import need
 
 
 def read(options: Parquet, *, seed: int, inputs: bool, targets: bool) -> Data:
-    sources = [source(options.train, "data.train")]
+    sources = [open_parquet(options.train, "data.train")]
     if options.validation:
-        sources.append(source(options.validation, "data.validation"))
+        sources.append(open_parquet(options.validation, "data.validation"))
     return data_from_tables(sources, options, inputs=inputs, targets=targets)
 
 
-def source(path: str, key: str) -> ArrowSource:
+def open_parquet(path: str, key: str) -> ArrowSource:
     library = need("pyarrow.parquet", "data", purpose="data.name=parquet")
     paths = files.find_files(path, key, suffix=".parquet")
     try:
@@ -29,14 +29,14 @@ def source(path: str, key: str) -> ArrowSource:
         raise WeftError(f"{key}: {paths[0]} is not a Parquet file ({problem}); set {key}") from problem
 
     def load(column: str) -> Any:
-        tables = [library.read_table(one, columns=[column], memory_map=True, partitioning=None) for one in paths]
+        tables = [library.read_table(file, columns=[column], memory_map=True, partitioning=None) for file in paths]
         return need("pyarrow", "data", purpose="data.name=parquet").concat_tables(tables).column(column)
 
     return ArrowSource(f"{key}={path}", schema, load)
 
 
 def data_from_tables(sources: Sequence[ArrowSource], options: TableOptions, *, inputs: bool, targets: bool) -> Data:
-    """Images, sentences or a language, as the columns of the training table tell."""
+    """Images, sentences or text for a language model, depending on the columns of the training table."""
     layout = find_layout(sources[0], columns=options.columns, label=options.label, images=sources[0].images)
     wanted: dict[str, Any] = {"inputs": inputs, "targets": targets, "holdout": options.holdout}
     if layout.kind == "images":
@@ -44,10 +44,10 @@ def data_from_tables(sources: Sequence[ArrowSource], options: TableOptions, *, i
 
         return images_from_tables(sources, layout, options, **wanted)
     if layout.kind == "sentences":
-        from weft.train.data.sentences import sentences
+        from weft.train.data.sentences import sentences_from_tables
 
-        return sentences(sources, layout, options, **wanted)
+        return sentences_from_tables(sources, layout, options, **wanted)
     from weft.train.data.language import language_data
 
-    texts = ["\n".join(one.strings(layout.columns[0])).encode() for one in sources]
+    texts = ["\n".join(source.strings(layout.columns[0])).encode() for source in sources]
     return language_data(texts[0], texts[1] if len(texts) > 1 else None, options, **wanted)

@@ -1,6 +1,6 @@
-"""Data made of chance, by rules that a model can learn: for tests and benchmarks, with nothing to download.
+"""Random data with a rule that a model can learn: for tests and benchmarks, without downloads.
 
-All of it is a function of the option `seed`; training and validation follow the same rule on other samples.
+Everything is a function of the option `seed`; training and validation data follow the same rule.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from weft.train.data.sentences import FramedSentences, SentenceDataset
 from weft.train.data.tokenizer import ByteTokenizer
 from weft.train.data_spec import DataSpec
 
-POOL = 64  # noise images; enough that they tell nothing of the class
+POOL = 64  # noise images; enough that they do not reveal the class
 
 
 class Successors:
-    """Lines of tokens [samples, context + 1]; the target of a token is the next one."""
+    """Lines of tokens [samples, context + 1]; the target of a token is the next token."""
 
     def __init__(self, spec: DataSpec, lines: np.ndarray, *, inputs: bool, targets: bool) -> None:
         self.spec = spec
@@ -56,7 +56,7 @@ class Values(LabelledDataset):
 
 
 class Patches(LabelledDataset):
-    """Noise with one bright patch of a grid of patches: the class; made when it is asked for."""
+    """Noise with one bright patch in a grid of patches, whose position is the class; made on demand."""
 
     def __init__(self, spec: DataSpec, pool: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
         super().__init__(spec, labels, targets=targets)
@@ -67,7 +67,7 @@ class Patches(LabelledDataset):
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> torch.Tensor:
         check_opened_with(self._has_inputs, "inputs")
         batch = self._pool[np.asarray(indices) % len(self._pool)]
-        cell = np.arange(self.spec.size) * self._grid // self.spec.size  # of each row, and of each column
+        cell = np.arange(self.spec.size) * self._grid // self.spec.size  # grid cell of each row, and of each column
         down, right = np.divmod(self._labels[indices], self._grid)
         bright = (cell == down[:, None])[:, None, :, None] & (cell == right[:, None])[:, None, None, :]
         return torch.from_numpy(batch + 2 * bright.astype(np.float32))
@@ -106,14 +106,15 @@ def _pairs(
     )
     labels = chance.integers(options.classes, size=samples)
     words = chance.integers(4 + options.classes, options.vocabulary, size=(2, samples, options.context))
-    most = max(1, (options.context - 3) // 2)
-    lengths = chance.integers(1, most + 1, size=(2, samples))
+    longest = max(1, (options.context - 3) // 2)
+    lengths = chance.integers(1, longest + 1, size=(2, samples))
     place = (chance.random(samples) * lengths[1]).astype(np.int64)
     ruled = chance.random(samples) >= options.noise
     words[1, np.arange(samples), place] = 4 + np.where(ruled, labels, chance.integers(options.classes, size=samples))
-    # framed as bytes are: 0, 2 and 3 are special, 1 does not occur, then come the classes, then the other words
+    # framed like bytes: 0, 2 and 3 are special, 1 is unused, then the classes, then the other words
     columns = [
-        [row[:length].tolist() for row, length in zip(*both, strict=True)] for both in zip(words, lengths, strict=True)
+        [row[:length].tolist() for row, length in zip(*sentences, strict=True)]
+        for sentences in zip(words, lengths, strict=True)
     ]
     framed = FramedSentences(columns, ByteTokenizer(), options.context) if inputs else None
     return SentenceDataset(spec, framed, labels, targets=targets)
@@ -133,7 +134,7 @@ def _values(options: Synthetic, chance: np.random.Generator, samples: int, **has
     spec = DataSpec(task=options.task, form="values", features=options.features, classes=options.classes)
     rule = generator("rule", options.seed).standard_normal((options.features, options.classes), dtype=np.float32)
     values = chance.standard_normal((samples, options.features), dtype=np.float32)
-    exact = values @ rule / np.float32(np.sqrt(options.features))
-    rough = exact + options.noise * chance.standard_normal(exact.shape, dtype=np.float32)
-    labels: Any = rough if options.task == "regression" else rough.argmax(1)
+    clean = values @ rule / np.float32(np.sqrt(options.features))
+    noisy = clean + options.noise * chance.standard_normal(clean.shape, dtype=np.float32)
+    labels: Any = noisy if options.task == "regression" else noisy.argmax(1)
     return Values(spec, values, labels, **has)

@@ -25,4 +25,4 @@ def _join(paths: Sequence[Path]) -> bytes:
     try:
         return b"\n".join(path.read_bytes() for path in paths)
     except OSError as problem:
-        raise WeftError(f"text can't be read ({problem}); set data.path to files that can") from problem
+        raise WeftError(f"text can't be read ({problem}); set data.path to readable files") from problem
