@@ -1,10 +1,10 @@
-"""What weft raises.
+"""The exceptions of weft.
 
-WeftError (a ValueError)      the user's input breaks a rule: rule, values and remedy in one line
-├── ScheduleError             a schedule breaks a rule of the verifier: also the grid, the place marked
-└── Diverged                  training has gone to a loss that is not finite
-RunError (a RuntimeError)     a run broke: names the rank and, where there is one, chunk, micro-batch and cause
-└── PeerError                 it broke on another rank, which has the cause
+WeftError (a ValueError)      the user's input breaks a rule; the message has rule, values and remedy in one line
+├── ScheduleError             a schedule breaks a rule of the verifier; the message also has the grid with a mark
+└── Diverged                  the loss of training is not finite
+RunError (a RuntimeError)     a run failed; the message names the rank and, if known, chunk, micro-batch and cause
+└── PeerError                 a run failed on another rank, which reports the cause
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class WeftError(ValueError):
 
 
 class ScheduleError(WeftError):
-    """A schedule that can't be run, with the rule that it breaks and the place where it does."""
+    """A schedule can't run: `rule` is the broken rule, `problem` what breaks it, `grid` shows where."""
 
     def __init__(self, rule: str, problem: str, *, grid: str = "") -> None:
         self.rule = rule
@@ -26,29 +26,29 @@ class ScheduleError(WeftError):
         super().__init__(f"{rule}: {problem}" + (f"\n{grid}" if grid else ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """So that it can pass from one process to another."""
-        return _again, (self.rule, self.problem, self.grid)
+        """For pickle, so that the error can be sent to another process."""
+        return _rebuild, (self.rule, self.problem, self.grid)
 
 
 class Diverged(WeftError):
-    """A loss that is not finite, where such mini-batches are not to be left out."""
+    """The loss is not finite, and the job does not skip such mini-batches."""
 
 
 class RunError(RuntimeError):
-    """A run that broke; `mistake` is the message of the WeftError that it broke of, where it was one."""
+    """A run failed; if a WeftError was the cause, `mistake` is its message."""
 
     mistake: str | None = None
 
 
 class PeerError(RunError):
-    """A run that broke on another rank; the message tells which one and why, as far as it is known here."""
+    """A run failed on another rank; the message has the rank and the cause, if they are known on this rank."""
 
 
 def one_line(problem: BaseException) -> str:
-    """An exception as `Type: first line of its message`, to stand inside another message."""
+    """An exception as `Type: first line of its message`, for use in another message."""
     text = str(problem).strip()
     return f"{type(problem).__name__}: {text.splitlines()[0]}" if text else type(problem).__name__
 
 
-def _again(rule: str, problem: str, grid: str) -> ScheduleError:
+def _rebuild(rule: str, problem: str, grid: str) -> ScheduleError:
     return ScheduleError(rule, problem, grid=grid)

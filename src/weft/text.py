@@ -1,4 +1,4 @@
-"""How values are written for people: suggestions for a misspelt word, counts, bytes, durations."""
+"""Formats values for users: suggestions for a misspelled word, counts, bytes, durations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """`, did you mean 'x'?` where a known word is close enough, in upper or lower case; otherwise nothing.
+    """`, did you mean 'x'?` if a known word is similar, ignoring case; otherwise an empty string.
 
-    `prefix` is put before the suggestion.
+    `prefix` is prepended to the suggestion.
     """
     spelling = {name.lower(): name for name in known}
     close = difflib.get_close_matches(str(word).lower(), spelling, n=1)
@@ -29,7 +29,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Bytes in the unit that leaves one to four digits before the point."""
+    """Bytes in the unit that gives one to four digits before the decimal point."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -39,7 +39,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as `1.25 s`, `2 min 5 s` or `3 h 7 min`; a dash for one that is not known."""
+    """A duration as `1.25 s`, `2 min 5 s` or `3 h 7 min`; a dash if it is not finite."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 100:
@@ -49,7 +49,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """A duration as a clock shows it, `2:05` or `3:07:00`; a dash for one that is not known."""
+    """A duration as `2:05` or `3:07:00`; a dash if it is not finite."""
     if not math.isfinite(seconds):
         return "–"
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
