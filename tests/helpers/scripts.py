@@ -151,14 +151,17 @@ class Scripts(Marked):
 
         For tests of what ranks do; how they start and end is tested with new interpreters (test_launch.py).
         """
-        (self.folder / "call").write_bytes(pickle.dumps((fn, args, ranks)))
-        paths = os.pathsep.join([str(ROOT), str(SOURCES)])
-        script = self._start("launch", root=str(ROOT), environment={**self.environment, "PYTHONPATH": paths})
+        script = self.start_launch(fn, *args, ranks=ranks)
         script.wait(PATIENCE)
         done = self.finish(script)
         assert done.code == 0, done.err
         results: list[Any] = pickle.loads((self.folder / "result").read_bytes())
         return results
+
+    def start_launch(self, fn: Callable[..., Any], *args: Any, ranks: int) -> Script:
+        (self.folder / "call").write_bytes(pickle.dumps((fn, args, ranks)))
+        paths = os.pathsep.join([str(ROOT), str(SOURCES)])
+        return self._start("launch", root=str(ROOT), environment={**self.environment, "PYTHONPATH": paths})
 
     def _start(self, kind: str, **order: Any) -> Script:
         assert self.script is None, "one script a folder"

@@ -3,27 +3,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.pool import Pool
 from tests.helpers.scripts import Scripts, Starter
 
 
 @pytest.fixture(scope="session")
-def launch(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Callable[..., Any]:
-    """`weft.launch` without the seconds that new interpreters take to import torch; see `Scripts.launch`."""
+def launch(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Iterator[Callable[..., list[Any]]]:
+    """`launch(fn, *args, ranks=2)`: like `weft.launch`, on ranks that stay up for the next test; see `Pool`."""
+    pools: dict[int, Pool] = {}
 
-    def launched(fn: Callable[..., Any], *args: Any, ranks: int) -> Any:
-        scripts = Scripts(tmp_path_factory.mktemp("launched"), starter)
+    def launch(fn: Callable[..., Any], *args: Any, ranks: int) -> list[Any]:
+        if ranks not in pools:
+            pools[ranks] = Pool(tmp_path_factory.mktemp("pool"), starter, ranks=ranks)
         try:
-            return scripts.launch(fn, *args, ranks=ranks)
-        finally:
-            scripts.end()
+            return pools[ranks].call(fn, *args)
+        except BaseException:
+            pools.pop(ranks).kill()
+            raise
 
-    return launched
+    yield launch
+    for pool in pools.values():
+        pool.end()
 
 
 @pytest.fixture
 def scripts(tmp_path: Path, starter: Starter) -> Iterator[Scripts]:
-    one = Scripts(tmp_path, starter)
+    scripts = Scripts(tmp_path, starter)
     try:
-        yield one
+        yield scripts
     finally:
-        one.end()
+        scripts.end()

@@ -1,0 +1,107 @@
+"""Ranks that stay up between tests: started once by `weft.launch`, then given one function after the other.
+
+A function finds the process group as a previous one has left it. What must not depend on that, and whatever tests how
+ranks start, fail and end, needs ranks of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.rank_functions import DEADLINE
+from tests.helpers.scripts import PATIENCE, Scripts, Starter
+
+
+class Pool:
+    """Some ranks. After a failure they are of no more use: `kill` them."""
+
+    def __init__(self, folder: Path, starter: Starter, *, ranks: int) -> None:
+        self._scripts = Scripts(folder, starter)
+        with tempfile.TemporaryDirectory(prefix="weft-") as short, socket.socket(socket.AF_UNIX) as listener:
+            address = os.path.join(short, "pool")  # the path of a socket may have 107 characters
+            listener.bind(address)
+            listener.listen(ranks)
+            self._script = self._scripts.start_launch(serve, address, ranks=ranks)
+            try:
+                self._ranks = self._accept(listener, ranks)
+            except BaseException:
+                self.kill()
+                raise
+
+    def _accept(self, listener: socket.socket, ranks: int) -> list[Connection]:
+        by_rank: dict[int, Connection] = {}
+        end = time.monotonic() + DEADLINE
+        listener.settimeout(0.5)
+        while len(by_rank) < ranks:
+            assert time.monotonic() < end, "ranks did not start"
+            assert self._script.poll() is None, self._script.err
+            with contextlib.suppress(TimeoutError):
+                connection = Connection(listener.accept()[0].detach())
+                by_rank[connection.recv()] = connection
+        return [by_rank[rank] for rank in range(ranks)]
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """The results of `fn(*args)` by rank; an error as soon as it fails on any rank."""
+        call = pickle.dumps((fn, args))
+        for connection in self._ranks:
+            connection.send_bytes(call)
+        results: dict[Connection, Any] = {}
+        end = time.monotonic() + PATIENCE
+        while waiting := [connection for connection in self._ranks if connection not in results]:
+            for connection in wait(waiting, timeout=max(0.0, end - time.monotonic())):
+                assert isinstance(connection, Connection)
+                results[connection] = self._receive(connection)
+            assert time.monotonic() < end, f"{fn.__qualname__} did not end in {PATIENCE:g} s"
+        return [results[connection] for connection in self._ranks]
+
+    def _receive(self, connection: Connection) -> Any:
+        try:
+            ok, value = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            self._script.wait()
+            ok, value = False, self._script.err
+        assert ok, f"rank {self._ranks.index(connection)}: {value}"
+        return value
+
+    def end(self) -> None:
+        """Let the ranks return, and check that they do."""
+        for connection in self._ranks:
+            connection.close()
+        try:
+            done = self._scripts.finish(self._script)
+            assert done.code == 0, done.err
+        finally:
+            self._scripts.end()
+
+    def kill(self) -> None:
+        self._scripts.end()
+
+
+def serve(address: str) -> None:
+    """What a rank of a pool runs."""
+    gc.freeze()  # so that collecting what a function leaves takes no time
+    connection = Client(address, family="AF_UNIX")
+    connection.send(int(os.environ["RANK"]))
+    while True:
+        try:
+            call = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            fn, args = pickle.loads(call)
+            answer = pickle.dumps((True, fn(*args)))
+        except BaseException:
+            answer = pickle.dumps((False, traceback.format_exc()))
+        connection.send_bytes(answer)
+        gc.collect()
