@@ -67,11 +67,10 @@ LAYERS = (
     "runtime",
     "draw",
     "train",
-    "bench",
     "arguments",
     "cli",
 )  # each may import what stands before it
-TORCH = ("runtime", "train", "bench")  # that may import torch and what needs it
+TORCH = ("runtime", "train")  # that may import torch and what needs it
 
 
 def test_imports_point_one_way() -> None:

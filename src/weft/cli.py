@@ -27,32 +27,39 @@ INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; the exit code is 0, 1 for a run that broke, 2 for a mistake, told in one clear line."""
+    """Run a command line; return the exit code."""
+    return run_parser(_parser(), arguments)
+
+
+def run_parser(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
+    """Run what the arguments select; the exit code is 0, 1 for a failed run, 2 for a mistake, which prints one line."""
     try:
-        parsed = _parser().parse_args(arguments)
+        parsed = parser.parse_args(arguments)
         parsed.run(parsed)
         if sys.stdout is not None:  # closed from the start
             sys.stdout.flush()
         return 0
     except WeftError as problem:
-        print(f"weft: {problem}", file=sys.stderr)
+        print(f"{parser.prog}: {problem}", file=sys.stderr)
         return MISTAKE
     except MemoryError:
-        print("weft: this takes more memory than there is; use fewer stages or micro-batches", file=sys.stderr)
+        print(
+            f"{parser.prog}: this takes more memory than there is; use fewer stages or micro-batches", file=sys.stderr
+        )
         return MISTAKE
     except RunError as problem:
-        print(f"weft: {problem}", file=sys.stderr)
+        print(f"{parser.prog}: {problem}", file=sys.stderr)
         return BROKEN
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as problem:
         if problem.filename is not None:
-            print(f"weft: {problem.filename}: {problem.strerror}", file=sys.stderr)
+            print(f"{parser.prog}: {problem.filename}: {problem.strerror}", file=sys.stderr)
             return BROKEN
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(problem, BrokenPipeError):  # whoever read it has read enough
             return 0
-        print(f"weft: the output can't be written: {problem.strerror}", file=sys.stderr)
+        print(f"{parser.prog}: the output can't be written: {problem.strerror}", file=sys.stderr)
         return MISTAKE
 
 
@@ -201,13 +208,6 @@ def export(arguments: argparse.Namespace) -> None:
     run(arguments)
 
 
-def bench(arguments: argparse.Namespace) -> None:
-    """Measure weft beside what people would use instead; without a name, list the benchmarks."""
-    from weft.bench.command import bench as run
-
-    run(arguments)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """One command: what it runs and the arguments it takes."""
@@ -275,21 +275,6 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", nargs="?", metavar="NAME", help="which one (default: list them)")
-    parser.add_argument(
-        "--quick", action="store_true", help="a short form that shows that it works; writes with -o only"
-    )
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="where to (default: benchmarks/NAME)")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that did not end")
-    parser.add_argument("--overwrite", action="store_true", help="begin anew where a run did not end")
-    parser.add_argument(
-        "--render", action="store_true", help="measure nothing; make tables and pictures of results.json"
-    )
-    parser.add_argument("--page", action="append", default=[], metavar="FILE", help="put its tables into this page too")
-    add_json(parser)
-
-
 COMMANDS: dict[str, Command] = {
     "train": Command(run=train, arguments=_train_arguments),
     "compare": Command(run=compare, arguments=_compare_arguments),
@@ -298,7 +283,6 @@ COMMANDS: dict[str, Command] = {
     "draw": Command(run=draw, arguments=_draw_arguments),
     "simulate": Command(run=simulate, arguments=_simulate_arguments),
     "check": Command(run=check, arguments=_check_arguments),
-    "bench": Command(run=bench, arguments=_bench_arguments),
 }
 
 

@@ -1,0 +1,27 @@
+"""The harness: which benchmarks exist, and what runs, resumes and writes one. Imports no torch.
+
+A measurement asks its `ResumeCache` for every part that takes long, so that an interrupted run can resume.
+"""
+
+from benchmarks.harness.catalog import BENCHMARKS, Benchmark, Results, benchmark_named
+from benchmarks.harness.deadline import BUILD_TIMEOUT, START_TIMEOUT, exit_after
+from benchmarks.harness.environment import data_folder, describe_environment, installed_version, require_files
+from benchmarks.harness.resume_cache import ResumeCache
+from benchmarks.harness.schedules import fits, schedule_named
+
+__all__ = [
+    "BENCHMARKS",
+    "BUILD_TIMEOUT",
+    "START_TIMEOUT",
+    "Benchmark",
+    "Results",
+    "ResumeCache",
+    "benchmark_named",
+    "data_folder",
+    "describe_environment",
+    "exit_after",
+    "fits",
+    "installed_version",
+    "require_files",
+    "schedule_named",
+]

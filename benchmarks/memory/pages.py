@@ -1,0 +1,130 @@
+"""Tables, plots and targets of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.harness import Results
+from benchmarks.rendering import bars, stacks, table
+
+MIB = 2**20
+COUNTED = ("weights", "extra_versions", "gradients", "optimizer", "activations")  # whose sum is compared
+TOLERANCE = 0.05  # of the simulated bytes
+
+
+def tables(results: Results) -> dict[str, str]:
+    """A table of bytes for each model, and one of the largest batches."""
+    found = {name: _bytes_table(model) for name, model in results["models"].items()}
+    if any(cell["tried"] for model in results["models"].values() for cell in model["cells"]):
+        found["batch"] = _batch_table(results)
+    return found
+
+
+def _bytes_table(model: Mapping[str, Any]) -> str:
+    head = ["method", "weights", "of them extra", "gradients", "optimizer", "activations", "counted", "buffers"]
+    head += ["resident", "counted / simulated"]
+    rows = []
+    for cell in model["cells"]:
+        fullest = max(cell["ranks"], key=lambda rank: _sum(rank["counted"]))
+        counted = fullest["counted"]
+        columns = [counted["weights"] + counted["extra_versions"], counted["extra_versions"]]
+        columns += [counted[name] for name in COUNTED[2:]]
+        columns += [_sum(counted), counted["buffers"], fullest["resident"]]
+        ratios = _ratios(cell)
+        compared = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        rows.append([label_of(cell["method"], cell["recompute"]), *map(_mib, columns), compared])
+    return table(head, rows)
+
+
+def _batch_table(results: Results) -> str:
+    models = results["models"]
+    head = ["method"]
+    for name, model in models.items():
+        size = model["size"]
+        head += [f"{name}, tried at {size['limit'] // MIB} MiB"]
+        head += [f"simulated at {limit // MIB}" for limit in size["limits"]]
+    labels = [label_of(cell["method"], cell["recompute"]) for cell in next(iter(models.values()))["cells"]]
+    rows: list[list[object]] = []
+    for place, label in enumerate(labels):
+        rows.append([label])
+        for model in models.values():
+            cell = model["cells"][place]
+            rows[-1] += [_largest(cell) if cell["tried"] else "–", *cell["simulated_largest"]]
+    return f"{table(head, rows)}\n\nSamples. {results['stages']} ranks, {results['environment']}."
+
+
+def plots(results: Results) -> dict[str, str]:
+    """Bytes of the fullest rank by category, and the largest batches."""
+    found = {}
+    for name, model in results["models"].items():
+        panels: dict[str, dict[str, dict[str, float]]] = {}
+        for cell in model["cells"]:
+            counted = max((rank["counted"] for rank in cell["ranks"]), key=_sum)
+            parts = {part.replace("_", " "): counted[part] / MIB for part in COUNTED}
+            panels.setdefault("recompute" if cell["recompute"] else "no recompute", {})[cell["method"]] = parts
+        title = f"BERT {name}, batch {model['size']['batch']}: bytes of the fullest rank"
+        found[f"{name}.svg"] = stacks(title, panels, unit="MiB")
+    batches = {
+        f"{name}{', recompute' if recompute else ''}": largest
+        for name, model in results["models"].items()
+        for recompute in (False, True)
+        if (largest := _batches(model, recompute=recompute))
+    }
+    if batches:
+        title = "The largest batch that trains within the limit"
+        found["batch.svg"] = bars(title, batches, unit="samples", digits=0)
+    return found
+
+
+def _batches(model: Mapping[str, Any], *, recompute: bool) -> dict[str, float]:
+    cells = [cell for cell in model["cells"] if cell["recompute"] == recompute and cell["tried"]]
+    return {cell["method"]: _largest(cell) for cell in cells}
+
+
+def missed(results: Results) -> list[str]:
+    """Counts apart from the simulated ones, and a wpipe that saves nothing over 2bw."""
+    lines = []
+    for name, model in results["models"].items():
+        for cell in model["cells"]:
+            label = f"{name}, {label_of(cell['method'], cell['recompute'])}"
+            for rank, ratio in enumerate(_ratios(cell)):
+                if abs(ratio - 1) > TOLERANCE:
+                    lines.append(f"{label}: rank {rank} holds {ratio:.3f} of the simulated bytes, not 1 ± {TOLERANCE}")
+        for recompute in (False, True):
+            found = {cell["method"]: cell for cell in model["cells"] if cell["recompute"] == recompute}
+            if {"wpipe", "2bw"} <= found.keys():
+                wpipe, two_bw = (_weights(found[method]) for method in ("wpipe", "2bw"))
+                if wpipe >= two_bw:
+                    label = f"{name}, {label_of('wpipe', recompute)}"
+                    lines.append(
+                        f"{label}: {_mib(wpipe)} MiB of weights and versions, no less than 2bw's {_mib(two_bw)}"
+                    )
+    return lines
+
+
+def _weights(cell: Mapping[str, Any]) -> int:
+    """Weights and their versions, of all ranks."""
+    return sum(int(rank["counted"]["weights"] + rank["counted"]["extra_versions"]) for rank in cell["ranks"])
+
+
+def _ratios(cell: Mapping[str, Any]) -> list[float]:
+    """Counted over simulated bytes of each rank; without messages, as a run has more of them than the simulator."""
+    pairs = zip(cell["ranks"], cell["simulated"], strict=True)
+    return [_sum(rank["counted"]) / _sum(simulated) for rank, simulated in pairs]
+
+
+def _sum(nbytes: Mapping[str, float]) -> float:
+    return sum(nbytes[name] for name in COUNTED)
+
+
+def _largest(cell: Mapping[str, Any]) -> int:
+    return max((samples for samples, fits in cell["tried"] if fits), default=0)
+
+
+def label_of(method: str, recompute: bool) -> str:
+    return f"{method}, recompute" if recompute else method
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / MIB:.1f}"
