@@ -288,8 +288,21 @@ def test_every_name_in_contributing_is_in_its_file() -> None:
         assert re.search(rf"\b{name}\b", (ROOT / path).read_text("utf-8")), f"{path} has no {name}"
 
 
+def test_the_drawings_show_every_room() -> None:
+    packages, rooms = (set(re.findall(r"^(\w+)", text, re.MULTILINE)) for _, text in blocks("CONTRIBUTING", "text"))
+    home = ROOT / "src" / "weft"
+    assert packages - {"cli", "arguments"} == {init.parent.name for init in home.glob("*/__init__.py")}
+    assert rooms - {"pipeline", "report", "tree"} == {init.parent.name for init in home.glob("runtime/*/__init__.py")}
+
+
 def targets() -> set[str]:
     return set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def test_every_make_target_in_the_text_exists() -> None:
+    for page in PAGES:
+        for target in re.findall(r"`make ([\w-]+)`", text_of(page)):
+            assert target in targets(), f"{page}.md names make {target}"
 
 
 def test_the_costs_of_the_simulator_page_are_those_of_the_example() -> None:

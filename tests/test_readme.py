@@ -21,7 +21,7 @@ def test_the_picture_names_the_command_that_draws_it() -> None:
     assert "`weft draw wpipe --stages 4 --microbatches 4 --until 18.5 -o wpipe.svg`" in README
 
 
-# Figures: the tables of benchmarks/ are those of the recorded results (tests/bench/test_results.py)
+# Figures: the tables of benchmarks/ are those of the recorded results (tests/benchmarks/test_results.py)
 
 TEXT = " ".join(README.split())
 
@@ -56,7 +56,7 @@ def test_the_throughput_is_the_measured_one() -> None:
 
 
 def test_the_slowdown_is_the_measured_one() -> None:
-    slowdowns = [(row[0], number(row[7])) for row in rows("slow-link", "slowdown")]  # at 100 Mbit/s
+    slowdowns = [(row[0], number(row[7])) for row in rows("slow_link", "slowdown")]  # at 100 Mbit/s
     weft = [slowdown for name, slowdown in slowdowns if name.startswith("weft ")]
     assert f"slows weft by {min(weft):.2f} to {max(weft):.2f} x" in TEXT
     assert f"DDP by {max(slowdown for name, slowdown in slowdowns if name == 'DDP'):.0f} x" in TEXT
