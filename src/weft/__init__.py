@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import PeerError, RunError, ScheduleError, WeftError
 from weft.schedule import Schedule, Weights, load_csv, schedule, verify
 from weft.simulate import ChunkCost, Cost, Link, simulate, timeline
+from weft.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from weft.runtime import Pipeline, Report, Result, cures, cut, launch, linear_rule
 
-__version__ = "0.1.0"
 
 __all__ = [
     "ChunkCost",

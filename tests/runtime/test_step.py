@@ -54,7 +54,7 @@ def test_learning_rates_go_by_updates(name: str) -> None:
     else:
         expected = law(model, data, pipe, lr_scheduler=falling)
     assert differing(state, expected) == []
-    for built in pipe._built.values():
+    for built in pipe._assembly.chunks.values():
         for one in built.chunk.sets:
             assert one.optimizer is not None
             assert one.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 5)
@@ -123,7 +123,7 @@ def test_training_goes_on_after_an_evaluation_as_after_a_flush(name: str) -> Non
         for t, batch in enumerate(batches(6)):
             if t == 3:
                 pause(pipe)
-                layers = [layer for built in pipe._built.values() for layer in built.chunk.layers]
+                layers = [layer for built in pipe._assembly.chunks.values() for layer in built.chunk.layers]
                 assert [one.training for layer in layers for one in layer.modules()].count(False) == 1
             pipe.step(*batch)
         return pipe.state_dict()
@@ -138,7 +138,7 @@ def test_modes_are_put_back_when_an_evaluation_fails() -> None:
     pipe = pipeline(noisy())
     with pytest.raises(WeftError):
         pipe.evaluate([(torch.zeros(3, WIDTH), None)])
-    assert all(one.training for built in pipe._built.values() for one in built.chunk.layers)
+    assert all(one.training for built in pipe._assembly.chunks.values() for one in built.chunk.layers)
 
 
 # Results
@@ -182,10 +182,10 @@ def test_a_step_does_not_drain_an_asynchronous_pipeline(name: str) -> None:
         assert result.minibatch is None or result.minibatch < t - 1
         assert runs[0].count(1) == 4 * t
         assert runs[0].count(-1) < 4 * t
-        assert pipe._built[0, 0].chunk.flights
+        assert pipe._assembly.chunks[0, 0].chunk.in_flight
     pipe.flush()
     assert {(one.count(1), one.count(-1)) for one in runs} == {(20, 20)}
-    assert not any(built.chunk.flights for built in pipe._built.values())
+    assert not any(built.chunk.in_flight for built in pipe._assembly.chunks.values())
 
 
 # Not a number
@@ -316,7 +316,7 @@ def test_replicas_are_a_larger_mini_batch(name: str, stages: int) -> None:
     state, expected, _ = plain(model, data)
     assert differing(pipe.state_dict(), state, within=1e-6) == []
     assert losses == pytest.approx(expected, rel=1e-6)
-    for built in pipe._built.values():  # all copies are one
+    for built in pipe._assembly.chunks.values():  # all copies are one
         for name in built.state:
             assert torch.equal(built.tensor(name), pipe.state_dict()[name])
 

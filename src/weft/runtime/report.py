@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from weft.runtime.assembly import Assembly
 from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_count
@@ -28,13 +29,13 @@ class Report:
         head = ["rank", "busy s", "waiting s", "update s", "bubble", "messages", *CATEGORIES, "peak total"]
         rows = [
             [
-                str(one["rank"]),
-                *(f"{one[name]:.3f}" for name in ("busy", "waiting", "updating")),
-                f"{one['bubble']:.1%}",
-                str(one["messages"]),
-                *(format_bytes(one["peak_bytes"][name]) for name in (*CATEGORIES, "total")),
+                str(rank["rank"]),
+                *(f"{rank[name]:.3f}" for name in ("busy", "waiting", "updating")),
+                f"{rank['bubble']:.1%}",
+                str(rank["messages"]),
+                *(format_bytes(rank["peak_bytes"][name]) for name in (*CATEGORIES, "total")),
             ]
-            for one in self.ranks
+            for rank in self.ranks
         ]
         table = [[cell.replace("_", " ") for cell in head], *rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(head))]
@@ -42,21 +43,46 @@ class Report:
         return "\n".join([f"{self.schedule.title}; memory at its peak", *lines, *self._staleness()])
 
     def _staleness(self) -> list[str]:
-        """How far from the weights that their updates met the mini-batches were computed, on average, if sampled."""
+        """How far from the weights that their updates met mini-batches were computed, on average, if sampled."""
         lines = []
-        for one in (chunk for rank in self.ranks for chunk in rank["chunks"] if chunk["samples"]):
-            predicted, stale = (mean(sample[name] for sample in one["samples"]) for name in ("predicted", "stale"))
+        for chunk in (chunk for rank in self.ranks for chunk in rank["chunks"] if chunk["samples"]):
+            predicted, stale = (mean(sample[name] for sample in chunk["samples"]) for name in ("predicted", "stale"))
             lines.append(
-                f"chunk {one['chunk']}: {format_count(one['delay'], 'update')} late, predicted {one['ahead']} ahead; "
+                f"chunk {chunk['chunk']}: {format_count(chunk['delay'], 'update')} late, "
+                f"predicted {chunk['ahead']} ahead; "
                 f"distance to the weights met: {predicted:.3g}, without prediction {stale:.3g}"
             )
         return lines
 
 
-def measured_timeline(schedule: Schedule, ranks: Sequence[tuple[int, list[list[Any]]]]) -> Timeline:
-    """The blocks of all ranks, as `packed` made them, from the first one's start on."""
+def gather_report(assembly: Assembly) -> Report:
+    """The figures of all ranks; every process asks."""
+    transport, own = assembly.transport, []
+    for worker in assembly.driver.workers:
+        worker.memory.count_all(transport.nbytes())
+        own.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()})
+    everyones = transport.collectives.all_gather(own, purpose="gather a report")
+    ranks = tuple(rank for ranks in everyones for rank in ranks)
+    return Report(schedule=assembly.schedule, replicas=assembly.settings.replicas, ranks=ranks)
+
+
+def gather_timeline(assembly: Assembly, minibatches: int | None) -> Timeline:
+    """What the first replica did in the last mini-batches since a flush, measured; every process asks."""
+    zero = assembly.transport.zero
+    own = [
+        [worker.rank, [_packed(step, start - zero, end - zero) for step, start, end in cycle]]
+        for worker in assembly.driver.workers
+        if worker.replica == 0
+        for cycle in list(worker.meter.cycles)[-(minibatches or len(worker.meter.cycles)) :]
+    ]
+    everyones = assembly.transport.collectives.all_gather(own, purpose="gather a timeline")
+    return _timeline(assembly.schedule, [cycle for cycles in everyones for cycle in cycles])
+
+
+def _timeline(schedule: Schedule, cycles: Sequence[tuple[int, list[list[Any]]]]) -> Timeline:
+    """The packed blocks of all ranks, from the start of the first one on."""
     blocks = []
-    for rank, packed_blocks in ranks:
+    for rank, packed_blocks in cycles:
         for action, *rest, start, end in packed_blocks:
             op, chunk, index = action
             step = Step(Action(Op(op), chunk, index), *rest)
@@ -74,6 +100,6 @@ def measured_timeline(schedule: Schedule, ranks: Sequence[tuple[int, list[list[A
     )
 
 
-def packed(step: Step, start: int, end: int) -> list[Any]:
+def _packed(step: Step, start: int, end: int) -> list[Any]:
     """A block as plain JSON data."""
     return [list(step.action), *step[1:], start, end]

@@ -12,14 +12,9 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from weft.errors import PeerError
-from weft.runtime.comm import gather_json
+from weft.runtime.comm import Collectives
 from weft.runtime.process import this_rank
 
 LAG = 4  # mini-batches: ranks of one pipeline are never further apart
@@ -30,13 +25,10 @@ class Peers:
     """This process among those of the run; without a process group it is alone."""
 
     def __init__(self, *, deadline: float) -> None:
-        self._group: Any = None
-        self._deadline, patience = timedelta(seconds=deadline), timedelta(seconds=PATIENCE * deadline)
-        self.rank, self.world = 0, 1
-        if dist.is_initialized():
-            self.rank, self.world = dist.get_rank(), dist.get_world_size()
-            self._group = dist.new_group(list(range(self.world)), backend="gloo", timeout=patience)
-        self._told: deque[tuple[Any, list[torch.Tensor]]] = deque()
+        self._patience = PATIENCE * deadline
+        self._collectives = Collectives(deadline=deadline, longest=self._patience, option="schedule.deadline")
+        self.rank, self.world = self._collectives.rank, self._collectives.world
+        self._told: deque[Callable[[], list[list[float]]]] = deque()
 
     @property
     def first(self) -> bool:
@@ -45,36 +37,16 @@ class Peers:
 
     def everyone(self, data: Any) -> list[Any]:
         """What each process has to say, by rank; all come to this call."""
-        return [data] if self._group is None else gather_json(data, self._group, run=self._collective)
+        return self._collectives.all_gather(data, purpose="open the data", deadline=self._patience)
 
     def tell(self, numbers: Sequence[float]) -> list[list[float]] | None:
         """Hand in this mini-batch's numbers; those of all processes from `LAG` mini-batches ago, once there are."""
-        mine = torch.tensor(numbers, dtype=torch.float64)
-        if self._group is None:
-            self._told.append((None, [mine]))
-        else:
-            theirs = [torch.empty_like(mine) for _ in range(self.world)]
-            self._told.append((dist.all_gather(theirs, mine, group=self._group, async_op=True), theirs))
-        return self._oldest() if len(self._told) > LAG else None
+        self._told.append(self._collectives.start_all_gather(numbers, purpose="compare mini-batches"))
+        return self._told.popleft()() if len(self._told) > LAG else None
 
     def rest(self) -> list[list[list[float]]]:
         """What was handed in and not looked at yet, in order."""
-        return [self._oldest() for _ in range(len(self._told))]
-
-    def _oldest(self) -> list[list[float]]:
-        work, found = self._told.popleft()
-        if work is not None:
-            self._collective(lambda: work.wait(self._deadline))
-        return [one.tolist() for one in found]
-
-    def _collective(self, operation: Callable[[], object]) -> None:
-        try:
-            operation()
-        except RuntimeError as problem:
-            raise PeerError(
-                f"rank {self.rank} lost another rank, or waited too long ({str(problem).splitlines()[0][:200]}); "
-                f"if one really takes that long, raise schedule.deadline ({self._deadline.total_seconds():g} s)"
-            ) from None
+        return [self._told.popleft()() for _ in range(len(self._told))]
 
 
 @contextlib.contextmanager

@@ -191,7 +191,7 @@ def pipeline(case: Case, *, seed: int, **options: Any) -> Pipeline:
 def states(pipe: Pipeline) -> dict[str, Any]:
     """All that the optimizers hold, by parameter name."""
     found: dict[str, Any] = {}
-    for built in pipe._built.values():
+    for built in pipe._assembly.chunks.values():
         for one in built.chunk.sets:
             optimizer = one.optimizer
             if optimizer is None:
@@ -224,7 +224,7 @@ def advance(pipe: Pipeline, given: list[tuple[Tensor, Tensor]]) -> dict[str, Any
         "optimizers": copy.deepcopy(states(pipe)),
         "copies": {
             f"{replica} {name}": built.tensor(name).detach().clone()
-            for (replica, _), built in pipe._built.items()
+            for (replica, _), built in pipe._assembly.chunks.items()
             for name in built.state
         },
         "result": (result.loss, result.minibatch, result.skipped, result.norm),
@@ -297,14 +297,14 @@ def test_another_schedule_goes_on(model: str, optimizer: str, tmp_path: Path) ->
     assert equal(dict(saved.state_dict()), files.read_model(tmp_path / "saved"))
     given.load_state_dict(saved.state_dict())
     by_name = states(saved)
-    for one in (one for built in given._built.values() for one in built.chunk.sets):
+    for one in (one for built in given._assembly.chunks.values() for one in built.chunk.sets):
         for name, live in zip(one.names, one.versions.live, strict=True):
             if by_name[name][1] and one.optimizer is not None:
                 one.optimizer.state[live] = copy.deepcopy(by_name[name][1])
         for _ in range(BEFORE if one.lr_scheduler is not None else 0):
             one.optimizer._opt_called = True  # type: ignore[union-attr]
             one.lr_scheduler.step()  # type: ignore[union-attr]
-    for worker in given._transport.workers:
+    for worker in given._driver.workers:
         worker.begun = BEFORE
     after, expected = advance(loaded, data[BEFORE:]), advance(given, data[BEFORE:])
     assert equal(after["weights"], expected["weights"])
@@ -354,7 +354,7 @@ def test_pipemare_goes_on_where_the_run_is(tmp_path: Path) -> None:
     pipe.load(tmp_path / "saved")
     counts = [
         one.treatment._updates
-        for built in pipe._built.values()
+        for built in pipe._assembly.chunks.values()
         for one in built.chunk.sets
         if isinstance(one.treatment, _Rescheduled)
     ]
@@ -470,7 +470,7 @@ def test_mini_batches_that_are_not_counted_show(tmp_path: Path) -> None:
     expected = advance(pipe, data[BEFORE:])
     other = pipeline(case, seed=2)
     other.load(tmp_path / "saved")
-    for worker in other._transport.workers:
+    for worker in other._driver.workers:
         worker.begun = 0
     assert not equal(advance(other, data[BEFORE:])["weights"], expected["weights"])
 

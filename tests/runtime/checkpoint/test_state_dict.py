@@ -236,7 +236,7 @@ def held(pipe: weft.Pipeline) -> list[tuple[int, ParameterSet]]:
     """The sets of tied parameters, by the chunk that holds each."""
     return [
         (chunk, one)
-        for (_, chunk), built in sorted(pipe._built.items())
+        for (_, chunk), built in sorted(pipe._assembly.chunks.items())
         for holders, one in zip(built.holders, built.chunk.sets, strict=True)
         if holders
     ]

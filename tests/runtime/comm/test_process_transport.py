@@ -214,7 +214,7 @@ def train(case: Case, *, ranks: int | None = None) -> dict[str, Any]:
     remains = left(pipe)
     copies = [
         [name, digest(built.tensor(name))]
-        for built in pipe._built.values()
+        for built in pipe._assembly.chunks.values()
         for name in built.state
         if name in state and name.removesuffix(".weight") in ("0", "3", "7")
     ]
@@ -234,17 +234,17 @@ def train(case: Case, *, ranks: int | None = None) -> dict[str, Any]:
 def left(pipe: weft.Pipeline) -> dict[str, int]:
     """What a drained pipeline still has to do: nothing. Of all that is kept by mini-batch or micro-batch."""
     found: dict[str, int] = {}
-    for worker in pipe._transport.workers:
+    for worker in pipe._driver.workers:
         rooms: dict[str, Any] = {
             "inbox": worker.inbox,
             "inputs": worker.inputs,
             "targets": worker.targets,
             "losses": worker._losses,
             "updated": worker._updated,
-            "pending": [one for pending in worker._pending.values() for one in pending],
-            "flights": [index for chunk in worker.chunks.values() for index in chunk.flights],
-            "sums": worker._settler.sums._parts,
-            "futures": worker._settler.sums._futures,
+            "pending": [update for parameters in worker._sets for update in parameters.pending],
+            "flights": [index for chunk in worker.chunks.values() for index in chunk.in_flight],
+            "sums": worker._gradient_sync.sums._parts,
+            "futures": worker._gradient_sync.sums._futures,
         }
         for name, room in rooms.items():
             found[name] = found.get(name, 0) + len(room)
@@ -270,9 +270,9 @@ def long_run(schedule: str, **options: Any) -> list[dict[str, int]]:
 
 
 def sizes(pipe: weft.Pipeline) -> dict[str, int]:
-    transport = pipe._transport
+    transport = pipe._assembly.transport
     assert isinstance(transport, ProcessTransport)
-    (worker,) = transport.workers
+    (worker,) = pipe._driver.workers
     links: list[SendLink | ReceiveLink] = [*transport._outgoing.values(), *transport._incoming.values()]
     gc.collect()
     return left(pipe) | {

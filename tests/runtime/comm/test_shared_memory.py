@@ -140,7 +140,7 @@ def trained() -> list[tuple[bool, list[list[float]]]]:
         for _ in range(4):
             pipe.step(torch.randn(128, 64), torch.randn(128, 64))
         pipe.flush()
-        (link,) = pipe._transport._outgoing.values()  # type: ignore[attr-defined]
+        (link,) = pipe._assembly.transport._outgoing.values()  # type: ignore[attr-defined]
         used = link._shared_sender is not None and link._shared_sender.nbytes > 0
         found.append((used, [one.flatten().tolist() for one in pipe.state_dict().values()]))
         pipe.close()

@@ -79,7 +79,7 @@ class Watch:
         return Marker(params, self)
 
     def listen(self, pipe: weft.Pipeline) -> None:
-        for built in pipe._built.values():
+        for built in pipe._assembly.chunks.values():
             for layer in built.chunk.layers:
                 layer.register_forward_pre_hook(lambda layer, given: self.look())
                 layer.register_forward_hook(lambda layer, given, output: self.look())

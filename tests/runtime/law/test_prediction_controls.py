@@ -206,7 +206,7 @@ def spied(patch: pytest.MonkeyPatch, case: Case) -> list[Read]:
         return forward(self, index, flight)
 
     def spy_backward(self: Chunk, index: int, gradients: Any, weights: Any = None) -> Any:
-        note(self, index, (weights or self.flights[index].weights)[0], is_forward=False)
+        note(self, index, (weights or self.in_flight[index].weights)[0], is_forward=False)
         return backward(self, index, gradients, weights)
 
     patch.setattr(ParameterSet, "predict", spy_predict)

@@ -98,7 +98,7 @@ def with_weft(name: str) -> Ran:
         model_of(), loss_fn=functional.mse_loss, optimizer=Noting, schedule=name, microbatches=MICROBATCHES
     )
     losses = [pipe.step(*batch).loss for batch in batches()]
-    sets = [one for built in pipe._built.values() for one in built.chunk.sets]
+    sets = [one for built in pipe._assembly.chunks.values() for one in built.chunk.sets]
     noted = [one.optimizer.noted for one in sets if isinstance(one.optimizer, Noting)]
     gradients = [
         {label: g for one, each in zip(sets, noted, strict=True) for label, g in zip(one.names, each[t], strict=True)}

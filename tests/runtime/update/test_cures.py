@@ -230,7 +230,7 @@ def test_gap_aware_counts_its_copies() -> None:
         for batch in batches("mlp", 4):
             pipe.step(*batch)
     peaks = [[rank["peak_bytes"]["buffers"] for rank in pipe.report().ranks] for pipe in (with_it, without)]
-    held = [with_it._built[0, chunk].chunk.sets[0] for chunk in range(4)]
+    held = [with_it._assembly.chunks[0, chunk].chunk.sets[0] for chunk in range(4)]
     assert [one.treatment.nbytes > 0 for one in held] == [True, True, False, False]
     assert [(peaks[0][rank] - peaks[1][rank]) / held[rank].versions.nbytes for rank in (0, 1)] == [3, 3]
 

@@ -1,4 +1,4 @@
-"""Sums over members that may live in other processes, and what is made of them: means, ties, norms.
+"""GroupSums over members that may live in other processes, and what is made of them: means, ties, norms.
 
 Processes are played by threads here: a `Meeting` adds up what each of them brings, as an all-reduce does, and can
 be made to fail. With real processes, `test_law_real_ranks.py` and `test_process_transport.py` run the same lines.
@@ -10,10 +10,9 @@ import gc
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +20,8 @@ from tests.helpers.rank_functions import eventually
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.runtime.weights.all_reduce import Group, Member, Parts, Sums
-from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
+from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
+from weft.runtime.weights.gradient_sync import Average, Clip, GradientSync, PendingUpdate, Stage, Tie
 
 LONG = 60.0  # seconds, for what has to come
 A, B, C = (0, 0, 0), (0, 1, 0), (0, 2, 0)
@@ -59,23 +58,23 @@ def result(future: Future[Parts]) -> Parts:
     return future.result(LONG)
 
 
-# Sums of one process
+# GroupSums of one process
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_parts_are_added_in_the_order_of_the_members(order: tuple[int, ...]) -> None:
     """Whoever comes first; else the sum would depend on the order of work, and holders of one weight could differ."""
     parts = [torch.tensor([1e8]), torch.tensor([3.0]), torch.tensor([-1e8])]
-    all_gather = group(A, B, C)
-    sums = Sums({A, B, C}, {})
-    futures = [sums.add(all_gather, 0, (A, B, C)[one], [parts[one]]) for one in order]
+    members_of_all = group(A, B, C)
+    sums = GroupSums({A, B, C}, {})
+    futures = [sums.add(members_of_all, 0, (A, B, C)[one], [parts[one]]) for one in order]
     for future in futures:
         assert torch.equal(result(future)[0], parts[0] + parts[1] + parts[2])
     assert not torch.equal(parts[0] + parts[1] + parts[2], parts[0] + parts[2] + parts[1])
 
 
 def test_nobody_gets_a_sum_before_the_last_part_is_there() -> None:
-    sums = Sums({A, B, C}, {})
+    sums = GroupSums({A, B, C}, {})
     futures = [sums.add(group(A, B, C), 0, member, [torch.ones(2)]) for member in (C, A)]
     assert not any(future.done() for future in futures)
     futures.append(sums.add(group(A, B, C), 0, B, [torch.ones(2)]))
@@ -84,7 +83,7 @@ def test_nobody_gets_a_sum_before_the_last_part_is_there() -> None:
 
 def test_every_member_has_tensors_of_its_own() -> None:
     """Each makes its own step, and an optimizer may write to gradients."""
-    sums = Sums({A, B, C}, {})
+    sums = GroupSums({A, B, C}, {})
     parts = [[torch.ones(2), torch.ones(3, 2)] for _ in range(3)]
     futures = [sums.add(group(A, B, C), 0, member, part) for member, part in zip((A, B, C), parts, strict=True)]
     places = {tensor.data_ptr() for future in futures for tensor in result(future)}
@@ -95,7 +94,7 @@ def test_every_member_has_tensors_of_its_own() -> None:
 
 def test_mini_batches_and_groups_do_not_mix() -> None:
     """A fast member may be a mini-batch ahead, and a member may be in several groups."""
-    sums = Sums({A, B, C}, {})
+    sums = GroupSums({A, B, C}, {})
     one, other = group(A, B, name="one"), group(B, C, name="other")
     futures = {}
     for batch, (which, member) in itertools.product(range(3), ((one, A), (other, C))):
@@ -110,24 +109,24 @@ def test_mini_batches_and_groups_do_not_mix() -> None:
 
 def test_a_sum_of_nothing() -> None:
     """A chunk without gradients of its own still takes part."""
-    sums = Sums({A, B}, {})
+    sums = GroupSums({A, B}, {})
     futures = [sums.add(group(A, B), 0, member, []) for member in (A, B)]
     assert [result(future) for future in futures] == [[], []]
 
 
-# Sums over processes
+# GroupSums over processes
 
 
-def processes(meetings: dict[str, Meeting], *local: set[Member]) -> list[Sums]:
+def processes(meetings: dict[str, Meeting], *local: set[Member]) -> list[GroupSums]:
     """One object for each process, as each has it."""
-    return [Sums(members, {name: meeting.all_reduce for name, meeting in meetings.items()}) for members in local]
+    return [GroupSums(members, {name: meeting.all_reduce for name, meeting in meetings.items()}) for members in local]
 
 
 def test_processes_add_up_what_their_members_have_added() -> None:
     """One all-reduce for each dtype, whatever the number and the shapes of tensors."""
     meeting = Meeting(2)
     first, second = processes({"all": meeting}, {A, B}, {C})
-    all_gather = group(A, B, C)
+    members_of_all = group(A, B, C)
 
     def part(number: float) -> Parts:
         return [
@@ -139,9 +138,9 @@ def test_processes_add_up_what_their_members_have_added() -> None:
         ]
 
     futures = [
-        first.add(all_gather, 0, A, part(1.0)),
-        second.add(all_gather, 0, C, part(100.0)),
-        first.add(all_gather, 0, B, part(10.0)),
+        first.add(members_of_all, 0, A, part(1.0)),
+        second.add(members_of_all, 0, C, part(100.0)),
+        first.add(members_of_all, 0, B, part(10.0)),
     ]
     for future in futures:
         for tensor, like in zip(result(future), part(111.0), strict=True):
@@ -166,10 +165,10 @@ def test_sums_of_one_group_keep_their_order() -> None:
     """Processes meet in the order in which they ask, so each has to ask in the order of mini-batches."""
     meeting = Meeting(2)
     first, second = processes({"all": meeting}, {A}, {B})
-    mine = [first.add(group(A, B), batch, A, [torch.tensor([float(batch)])]) for batch in range(20)]
+    own = [first.add(group(A, B), batch, A, [torch.tensor([float(batch)])]) for batch in range(20)]
     theirs = [second.add(group(A, B), batch, B, [torch.tensor([100.0])]) for batch in range(20)]
     for batch in range(20):
-        assert result(mine[batch])[0].item() == result(theirs[batch])[0].item() == 100 + batch
+        assert result(own[batch])[0].item() == result(theirs[batch])[0].item() == 100 + batch
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("connection closed by peer"), SystemExit(3), KeyboardInterrupt()])
@@ -188,41 +187,66 @@ def test_a_failure_of_an_all_reduce_reaches_whoever_waits(problem: BaseException
     assert [result(future)[0].item() for future in fine] == [2.0, 2.0]
 
 
-# Settlements
+# Gradient sync
 
 
-def settle(gradient_sync: GradientSync, settlements: dict[Member, PendingUpdate]) -> None:
-    """Begin all of them, the last one first, and wait for their ends."""
-    for member, settlement in reversed(settlements.items()):
-        gradient_sync.begin(member, settlement)
-    for settlement in settlements.values():
-        settlement.done.result(LONG)
+def sync(gradient_sync: GradientSync, updates: Sequence[PendingUpdate]) -> None:
+    """Begin all of them, the last one first, and drive them to their ends, as workers do."""
+    for update in reversed(updates):
+        gradient_sync.begin(update)
+    drive([(gradient_sync, update) for update in updates])
 
 
-def settlement(
-    *gradients: Tensor | None, like: Sequence[Tensor] = (), loss: float = 0.0, skip: bool = False
+def drive(pending: Sequence[tuple[GradientSync, PendingUpdate]]) -> None:
+    while under_way := [(sync, update) for sync, update in pending if not update.done]:
+        sums = [update.sum for _, update in under_way if update.sum is not None]
+        finished = wait_for(sums, LONG, return_when=FIRST_COMPLETED).done
+        assert finished
+        for future in finished:
+            future.result()
+        for gradient_sync, update in under_way:
+            gradient_sync.advance(update)
+
+
+def pending(
+    member: Member, *gradients: Tensor | None, like: Sequence[Tensor] = (), loss: float = 0.0, skip: bool = False
 ) -> PendingUpdate:
     """`like` are the parameters, needed where a gradient is missing."""
     parameters = like or [gradient for gradient in gradients if gradient is not None]
-    return PendingUpdate(minibatch=0, parameters=parameters, gradients=list(gradients), loss=loss, skip=skip)
+    return PendingUpdate(
+        member=member, minibatch=0, parameters=parameters, gradients=list(gradients), loss=loss, skip=skip
+    )
 
 
-def gradient_sync(local: set[Member], **options: Any) -> GradientSync:
-    settings: dict[str, Any] = {"replicas": 1, "clip_norm": None, "averages": {}, "ties": {}, "norms": {}}
-    return GradientSync(sums=options.pop("sums", Sums(local, {})), **(settings | options))
+def gradient_sync(
+    local: set[Member],
+    *,
+    replicas: int = 1,
+    clip_norm: float | None = None,
+    averages: Mapping[Member, Group] | None = None,
+    ties: Mapping[Member, Group] | None = None,
+    norms: Mapping[Member, Group] | None = None,
+    sums: GroupSums | None = None,
+) -> GradientSync:
+    stages: list[Stage] = [Average(groups=averages or {}, replicas=replicas), Tie(groups=ties or {})]
+    if clip_norm is not None:
+        stages.append(Clip(groups=norms or {}, ties=ties or {}, limit=clip_norm))
+    return GradientSync(sums=sums or GroupSums(local, {}), stages=stages)
 
 
 def gradients(found: PendingUpdate) -> list[Tensor]:
-    assert all(one is not None for one in found.gradients)
-    return [one for one in found.gradients if one is not None]
+    assert None not in found.gradients
+    return found.present()
 
 
 def test_replicas_are_averaged_with_their_losses() -> None:
     members = [(replica, 0, 0) for replica in range(4)]
     replicas = dict.fromkeys(members, group(*members))
     one = gradient_sync(set(members), replicas=4, averages=replicas)
-    found = {member: settlement(torch.full((2,), 2.0 * number), loss=number) for number, member in enumerate(members)}
-    settle(one, found)
+    found = {
+        member: pending(member, torch.full((2,), 2.0 * number), loss=number) for number, member in enumerate(members)
+    }
+    sync(one, list(found.values()))
     for member in members:
         assert torch.equal(gradients(found[member])[0], torch.tensor([3.0, 3.0]))
         assert (found[member].loss, found[member].skip) == (1.5, False)
@@ -234,8 +258,8 @@ def test_one_replica_that_skips_makes_all_skip() -> None:
     """Else their weights would part."""
     members = [(replica, 0, 0) for replica in range(3)]
     one = gradient_sync(set(members), replicas=3, averages=dict.fromkeys(members, group(*members)))
-    found = {member: settlement(torch.ones(1), skip=member[0] == 1, loss=float("nan")) for member in members}
-    settle(one, found)
+    found = {member: pending(member, torch.ones(1), skip=member[0] == 1, loss=float("nan")) for member in members}
+    sync(one, list(found.values()))
     assert all(each.skip for each in found.values())
 
 
@@ -244,8 +268,8 @@ def test_tied_gradients_are_added_and_equal_to_the_bit() -> None:
     one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     torch.manual_seed(0)
     parts = [torch.randn(50, 7) for _ in members]
-    found = {member: settlement(part.clone()) for member, part in zip(members, parts, strict=True)}
-    settle(one, found)
+    found = {member: pending(member, part.clone()) for member, part in zip(members, parts, strict=True)}
+    sync(one, list(found.values()))
     for member in members:
         assert torch.equal(gradients(found[member])[0], parts[0] + parts[1])
 
@@ -257,10 +281,10 @@ def test_a_missing_gradient_counts_as_nought_unless_nobody_has_it() -> None:
     one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     like = [torch.empty(2, 2), torch.empty(3), torch.empty(1)]
     found = {
-        members[0]: settlement(None, torch.ones(3), None, like=like),
-        members[1]: settlement(torch.full((2, 2), 5.0), None, None, like=like),
+        members[0]: pending(members[0], None, torch.ones(3), None, like=like),
+        members[1]: pending(members[1], torch.full((2, 2), 5.0), None, None, like=like),
     }
-    settle(one, found)
+    sync(one, list(found.values()))
     for member in members:
         first, second, third = found[member].gradients
         assert first is not None
@@ -274,7 +298,7 @@ def test_sparse_gradients_are_refused() -> None:
     members = [(0, chunk, 1) for chunk in (0, 3)]
     one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     with pytest.raises(WeftError, match="sparse gradients can't be averaged, tied or clipped"):
-        one.begin(members[0], settlement(torch.ones(2).to_sparse()))
+        one.begin(pending(members[0], torch.ones(2).to_sparse()))
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e6])
@@ -288,33 +312,33 @@ def test_one_norm_is_clipped_over_all_chunks(limit: float) -> None:
     for parameter, part in zip(plain, (part for tensors in parts.values() for part in tensors), strict=True):
         parameter.grad = part.clone()
     norm = torch.nn.utils.clip_grad_norm_(plain, limit).item()
-    found = {member: settlement(*(part.clone() for part in tensors)) for member, tensors in parts.items()}
-    settle(one, found)
+    found = {member: pending(member, *(part.clone() for part in tensors)) for member, tensors in parts.items()}
+    sync(one, list(found.values()))
     for each in found.values():
         assert each.norm == pytest.approx(norm, rel=1e-6)
     clipped = [gradient for each in found.values() for gradient in gradients(each)]
-    for mine, parameter in zip(clipped, plain, strict=True):
+    for own, parameter in zip(clipped, plain, strict=True):
         assert parameter.grad is not None
-        torch.testing.assert_close(mine, parameter.grad, rtol=1e-6, atol=0)
-        assert limit < norm or torch.equal(mine, parameter.grad)
+        torch.testing.assert_close(own, parameter.grad, rtol=1e-6, atol=0)
+        assert limit < norm or torch.equal(own, parameter.grad)
 
 
 def test_tied_weights_count_once_in_a_norm() -> None:
     """Chunks 0 and 2 share a weight of gradient 3 together; chunk 1 has one of its own, 4: the norm is 5."""
     tied, own = [(0, 0, 0), (0, 2, 0)], (0, 1, 0)
-    all_gather = group(tied[0], own, tied[1], name="norm")
+    members_of_all = group(tied[0], own, tied[1], name="norm")
     one = gradient_sync(
         {*tied, own},
         clip_norm=1.0,
         ties=dict.fromkeys(tied, group(*tied, name="tied")),
-        norms=dict.fromkeys([*tied, own], all_gather),
+        norms=dict.fromkeys([*tied, own], members_of_all),
     )
     found = {
-        tied[0]: settlement(torch.tensor([1.0])),
-        own: settlement(torch.tensor([4.0])),
-        tied[1]: settlement(torch.tensor([2.0])),
+        tied[0]: pending(tied[0], torch.tensor([1.0])),
+        own: pending(own, torch.tensor([4.0])),
+        tied[1]: pending(tied[1], torch.tensor([2.0])),
     }
-    settle(one, found)
+    sync(one, list(found.values()))
     assert [each.norm for each in found.values()] == pytest.approx([5.0] * 3)
     assert [gradients(each)[0].item() for each in found.values()] == pytest.approx([0.6, 0.8, 0.6], rel=1e-5)
     assert torch.equal(gradients(found[tied[0]])[0], gradients(found[tied[1]])[0])
@@ -332,11 +356,11 @@ def test_means_come_before_ties_and_ties_before_norms_over_processes() -> None:
     mean = [(parts[0, chunk, 0] + parts[1, chunk, 0]) / 2 for chunk in range(2)]
     total = mean[0] + mean[1]
     norm = total.norm().item()
-    found = {member: settlement(parts[member].clone(), loss=float(member[0])) for member in members}
-    settlers = {
+    found = {member: pending(member, parts[member].clone(), loss=float(member[0])) for member in members}
+    syncs = {
         member: gradient_sync(
             {member},
-            sums=Sums(
+            sums=GroupSums(
                 {member},
                 {groups[member].name: meetings[groups[member].name].all_reduce for groups in (averages, ties, norms)},
             ),
@@ -349,25 +373,26 @@ def test_means_come_before_ties_and_ties_before_norms_over_processes() -> None:
         for member in members
     }
     for member, each in found.items():
-        settlers[member].begin(member, each)
+        syncs[member].begin(each)
+    drive([(syncs[member], each) for member, each in found.items()])
     for each in found.values():
-        each.done.result(LONG)
         assert each.loss == 0.5
         assert each.norm == pytest.approx(norm, rel=1e-6)
         torch.testing.assert_close(gradients(each)[0], total / 2, rtol=1e-5, atol=1e-6)
         assert torch.equal(gradients(each)[0], gradients(found[members[0]])[0])
 
 
-def test_a_failure_on_the_way_reaches_whoever_waits_for_the_settlement() -> None:
+def test_a_failed_sum_reaches_those_who_wait_for_the_update() -> None:
     """In the second of two sums, on the thread of a lane, where nobody else would ever see it."""
     mean, tie = Meeting(1), Meeting(1)
     tie.failure = ConnectionError("rank 3 is gone")
-    sums = Sums({A}, {"mean": mean.all_reduce, "tie": tie.all_reduce})
+    sums = GroupSums({A}, {"mean": mean.all_reduce, "tie": tie.all_reduce})
     one = gradient_sync({A}, sums=sums, averages={A: group(A, name="mean")}, ties={A: group(A, name="tie")})
-    found = settlement(torch.ones(2))
-    one.begin(A, found)
+    found = pending(A, torch.ones(2))
     with pytest.raises(ConnectionError, match="rank 3 is gone"):
-        found.done.result(LONG)
+        sync(one, [found])
+    assert not one.advance(found)  # it stays where it failed, for those who wait for it
+    assert not found.done
     assert mean.calls
     assert tie.calls
 
@@ -375,24 +400,22 @@ def test_a_failure_on_the_way_reaches_whoever_waits_for_the_settlement() -> None
 def test_what_goes_wrong_after_a_sum_reaches_the_waiter_too() -> None:
     """Such as a gradient that can't be divided."""
     one = gradient_sync({A}, replicas=2, averages={A: group(A)})
-    found = settlement(torch.ones(2, dtype=torch.int64))
-    one.begin(A, found)
     with pytest.raises(RuntimeError, match="can't be cast"):
-        found.done.result(LONG)
+        sync(one, [pending(A, torch.ones(2, dtype=torch.int64))])
 
 
 # What is left
 
 
 def lanes() -> int:
-    return sum(thread.name == "weft sums" for thread in threading.enumerate())
+    return sum(thread.name == "weft all-reduce" for thread in threading.enumerate())
 
 
 def test_lanes_end_with_their_sums() -> None:
     """Building one pipeline after the other in a process must not leave a thread for each."""
     before = lanes()
     meetings = {name: Meeting(1) for name in "abc"}
-    one = gradient_sync({A}, sums=Sums({A}, {name: meeting.all_reduce for name, meeting in meetings.items()}))
+    one = gradient_sync({A}, sums=GroupSums({A}, {name: meeting.all_reduce for name, meeting in meetings.items()}))
     assert lanes() == before + 3
     del one
     gc.collect()
@@ -402,9 +425,9 @@ def test_lanes_end_with_their_sums() -> None:
 def test_lanes_end_after_they_were_used() -> None:
     """What a lane has done must not hold on to whoever asked for it."""
     before = lanes()
-    one = gradient_sync({A}, sums=Sums({A}, {"mean": Meeting(1).all_reduce}), averages={A: group(A, name="mean")})
-    found = settlement(torch.ones(2))
-    settle(one, {A: found})
+    one = gradient_sync({A}, sums=GroupSums({A}, {"mean": Meeting(1).all_reduce}), averages={A: group(A, name="mean")})
+    found = pending(A, torch.ones(2))
+    sync(one, [found])
     assert lanes() == before + 1
     del one, found
     gc.collect()
@@ -419,7 +442,7 @@ def test_a_lane_may_be_the_last_to_hold_its_sums() -> None:
     def all_reduce(_: Tensor) -> None:
         assert gone.wait(LONG)
 
-    sums = Sums({A}, {"mean": all_reduce})
+    sums = GroupSums({A}, {"mean": all_reduce})
     future = sums.add(group(A, name="mean"), 0, A, [torch.ones(2)])
     future.add_done_callback(lambda _, sums=sums: None)  # type: ignore[misc]
     del sums, future
@@ -430,7 +453,7 @@ def test_a_lane_may_be_the_last_to_hold_its_sums() -> None:
 
 def test_a_lane_keeps_no_gradients_that_it_has_added_up() -> None:
     """It waits for the next sum, perhaps for minutes, and must not hold the last one's memory meanwhile."""
-    sums = Sums({A}, {"mean": Meeting(1).all_reduce})
+    sums = GroupSums({A}, {"mean": Meeting(1).all_reduce})
     part = torch.ones(1000)
     future = sums.add(group(A, name="mean"), 0, A, [part])
     total = result(future)[0]

@@ -1,6 +1,8 @@
 """Putting a rank together: settings, consistency between ranks, the layout of chunks, building them."""
 
-from weft.runtime.assembly import consistency, settings
-from weft.runtime.assembly.build import Built, Layout, build, own_layers, plan, without_weights
+from weft.runtime.assembly.assemble import Assembly, assemble
+from weft.runtime.assembly.build import BuiltChunk
+from weft.runtime.assembly.layout import Layout
+from weft.runtime.assembly.settings import Settings
 
-__all__ = ["Built", "Layout", "build", "consistency", "own_layers", "plan", "settings", "without_weights"]
+__all__ = ["Assembly", "BuiltChunk", "Layout", "Settings", "assemble"]

@@ -1,19 +1,24 @@
-"""Moving bytes between ranks: transports, links, shared memory, collective calls."""
+"""Moving bytes between ranks: messages, links and shared memory, transports, collective calls.
 
-from weft.runtime.comm.gather import gather_json
+It knows ranks and messages, not what they mean: chunks, versions and updates are other rooms'.
+"""
+
+from weft.runtime.comm.collectives import Collectives
 from weft.runtime.comm.messages import Key, Message, describe, key_of
 from weft.runtime.comm.shared_memory import SHARED_MEMORY_SWITCH
-from weft.runtime.comm.transport import AllReduce, InProcessTransport, ProcessTransport, Transport
+from weft.runtime.comm.transport import AllReduce, Inbox, InProcessTransport, ProcessTransport, Send, Transport
 
 __all__ = [
     "SHARED_MEMORY_SWITCH",
     "AllReduce",
+    "Collectives",
     "InProcessTransport",
+    "Inbox",
     "Key",
     "Message",
     "ProcessTransport",
+    "Send",
     "Transport",
     "describe",
-    "gather_json",
     "key_of",
 ]

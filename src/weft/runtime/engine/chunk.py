@@ -24,8 +24,8 @@ Shapes: TypeAlias = "tuple[tuple[torch.Size, torch.dtype, bool], ...]"  # of all
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
-    """What all chunks of a pipeline share about how they compute."""
+class ComputeSettings:
+    """How all chunks of a pipeline compute."""
 
     loss_fn: LossFunction
     layers: int  # of the whole model
@@ -59,8 +59,8 @@ class InFlight:
     split: SplitBackward | None = None
 
 
-class _Known(NamedTuple):
-    """What was found out about micro-batches of some shapes."""
+class _Held(NamedTuple):
+    """The bytes of micro-batches of some shapes."""
 
     held: int  # bytes between forward and backward
     rebuilt: int  # bytes that a recompute adds to them
@@ -75,63 +75,63 @@ class Chunk:
     layers: list[nn.Module]
     last: bool  # of the model: computes the loss
     recompute: bool
-    how: How
+    compute: ComputeSettings
     backward_reads_other_weights: bool = False  # backwards are at other weights than their forwards
     sets: list[ParameterSet] = field(default_factory=list)
-    flights: dict[int, InFlight] = field(default_factory=dict)
+    in_flight: dict[int, InFlight] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         modules = [module for layer in self.layers for module in layer.modules()]
         self._copies_input = any(getattr(module, "inplace", False) is True for module in modules)
         self._changing: set[Place] = set()  # buffers that a forward changes
-        self._known: dict[Shapes, _Known] = {}
-        self._swapping = WeightSubstitution() if self.backward_reads_other_weights else None
+        self._known: dict[Shapes, _Held] = {}
+        self._substitution = WeightSubstitution() if self.backward_reads_other_weights else None
 
     # Forward
 
-    def forward(self, index: int, flight: InFlight) -> tuple[Any, list[bool]]:
+    def forward(self, index: int, in_flight: InFlight) -> tuple[Any, list[bool]]:
         """Run a micro-batch forward; its output, and for each tensor of it whether it wants a gradient.
 
         In the last chunk the output is the loss.
         """
-        for one, weights in zip(self.sets, flight.weights, strict=True):
-            one.install(weights)
-        if self._swapping is not None:
-            self._swapping.know(flight.weights)
-        leaves = flatten(flight.given)[0]
-        flight.inputs = [leaf for leaf in leaves if leaf.requires_grad]
+        for parameters, weights in zip(self.sets, in_flight.weights, strict=True):
+            parameters.install(weights)
+        if self._substitution is not None:
+            self._substitution.know(in_flight.weights)
+        leaves = flatten(in_flight.given)[0]
+        in_flight.inputs = [leaf for leaf in leaves if leaf.requires_grad]
         shapes = tuple((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves)
         if self.recompute:
-            output = self._run_for_later(flight, leaves, shapes)
+            output = self._run_for_later(in_flight, leaves, shapes)
         elif shapes in self._known:
-            with self._swapping.hooks() if self._swapping is not None else contextlib.nullcontext():
-                output = self._run(flight)
+            with self._substitution.hooks() if self._substitution is not None else contextlib.nullcontext():
+                output = self._run(in_flight)
         else:
-            output = self._run_and_count(flight, leaves, shapes)
+            output = self._run_and_count(in_flight, leaves, shapes)
         outputs = flatten(output)[0]
         wants = [tensor.requires_grad for tensor in outputs]
         if not self.recompute:
-            flight.outputs = [tensor for tensor in outputs if tensor.requires_grad]
-            flight.given = flight.target = None
-        flight.nbytes, flight.rebuilt = self._known[shapes].held, self._known[shapes].rebuilt
+            in_flight.outputs = [tensor for tensor in outputs if tensor.requires_grad]
+            in_flight.given = in_flight.target = None
+        in_flight.nbytes, in_flight.rebuilt = self._known[shapes].held, self._known[shapes].rebuilt
         if self.last:
-            flight.loss = output.item()
-        self.flights[index] = flight
+            in_flight.loss = output.item()
+        self.in_flight[index] = in_flight
         return output, wants
 
-    def _run_and_count(self, flight: InFlight, leaves: list[Tensor], shapes: Shapes) -> Any:
+    def _run_and_count(self, in_flight: InFlight, leaves: list[Tensor], shapes: Shapes) -> Any:
         """The first micro-batch of some shapes: count what it holds, which takes too long for every one."""
         saved: set[tuple[int, int]] = set()
-        with _counting(saved) if self._swapping is None else self._swapping.hooks(saved):
-            output = self._run(flight)
+        with _counting(saved) if self._substitution is None else self._substitution.hooks(saved):
+            output = self._run(in_flight)
         outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        given = [*leaves, *flatten(flight.target)[0]]
+        given = [*leaves, *flatten(in_flight.target)[0]]
         whole = self._count(saved, outputs, given)
         held = self._count(set(), [], given) if self.recompute else whole
-        self._known[shapes] = _Known(held, whole - held)
+        self._known[shapes] = _Held(held, whole - held)
         return output
 
-    def _run_for_later(self, flight: InFlight, leaves: list[Tensor], shapes: Shapes) -> Any:
+    def _run_for_later(self, in_flight: InFlight, leaves: list[Tensor], shapes: Shapes) -> Any:
         """A forward that is run again for its backward: note what it changes, and keep that as it was."""
         inputs = [leaf._version for leaf in leaves]
         first = shapes not in self._known
@@ -139,41 +139,41 @@ class Chunk:
         before = {where: buffers[where].clone() for where in (buffers if first else self._changing)}
         versions = {where: (id(buffer), buffer._version) for where, buffer in buffers.items()}
         if first:
-            output = self._run_and_count(flight, leaves, shapes)
+            output = self._run_and_count(in_flight, leaves, shapes)
             changed = {where for where, old in before.items() if not torch.equal(old, getattr(*where))}
         else:
             with torch.autograd.graph.saved_tensors_hooks(_keep_nothing, _keep_nothing):
-                output = self._run(flight)
+                output = self._run(in_flight)
             now = self._buffers()
             changed = {where for where, old in versions.items() if (id(now[where]), now[where]._version) != old}
         self._changing |= changed
-        flight.buffers = {where: before[where] for where in self._changing if where in before}
+        in_flight.buffers = {where: before[where] for where in self._changing if where in before}
         if inputs != [leaf._version for leaf in leaves]:
             raise WeftError(
                 f"chunk {self.number} changes its input in place, so it can't be computed again; "
-                "give it recompute=False, or cut the model elsewhere"
+                "give it recompute=False, or cut the model backward_reads_other_weights"
             )
         return output
 
-    def _run(self, flight: InFlight) -> Any:
+    def _run(self, in_flight: InFlight) -> Any:
         """All layers one after the other; in the last chunk, the loss too."""
-        value = self._layers_of(flight)
-        return self._loss(value, flight) if self.last else value
+        value = self._layers_of(in_flight)
+        return self._loss(value, in_flight) if self.last else value
 
-    def _layers_of(self, flight: InFlight) -> Any:
-        how, place = self.how, (self.how.seed, flight.minibatch, flight.microbatch)
-        value = map_tensors(torch.clone, flight.given) if self._copies_input else flight.given
-        with how.autocast():
+    def _layers_of(self, in_flight: InFlight) -> Any:
+        compute, place = self.compute, (self.compute.seed, in_flight.minibatch, in_flight.microbatch)
+        value = map_tensors(torch.clone, in_flight.given) if self._copies_input else in_flight.given
+        with compute.autocast():
             for number, layer in enumerate(self.layers, self.first_layer):
-                how.seeds.set(mix(*place, number))
+                compute.seeds.set(mix(*place, number))
                 value = call(layer, value)
         return value
 
-    def _loss(self, value: Any, flight: InFlight) -> Tensor:
-        how = self.how
-        with how.autocast():
-            how.seeds.set(mix(how.seed, flight.minibatch, flight.microbatch, how.layers))
-            loss = how.loss_fn(value, flight.target)
+    def _loss(self, value: Any, in_flight: InFlight) -> Tensor:
+        compute = self.compute
+        with compute.autocast():
+            compute.seeds.set(mix(compute.seed, in_flight.minibatch, in_flight.microbatch, compute.layers))
+            loss = compute.loss_fn(value, in_flight.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise WeftError(f"loss_fn must return one floating-point number, the mean loss (got {got}); take its mean")
@@ -185,10 +185,10 @@ class Chunk:
         return self._layers_of(InFlight(minibatch=-1, microbatch=0, target=None, given=given))
 
     @torch.no_grad()
-    def judge(self, output: Any, target: Any, metrics: Sequence[LossFunction]) -> list[float]:
-        """The loss of an output, and what some metrics say of it."""
-        flight = InFlight(minibatch=-1, microbatch=0, target=target, given=None)
-        return [self._loss(output, flight).item(), *(float(metric(output, target)) for metric in metrics)]
+    def score(self, output: Any, target: Any, metrics: Sequence[LossFunction]) -> list[float]:
+        """The loss of an output, and its metrics."""
+        in_flight = InFlight(minibatch=-1, microbatch=0, target=target, given=None)
+        return [self._loss(output, in_flight).item(), *(float(metric(output, target)) for metric in metrics)]
 
     # Backward
 
@@ -196,74 +196,74 @@ class Chunk:
         self, index: int, gradients: Sequence[Tensor | None], weights: list[Leaves] | None = None
     ) -> list[Tensor | None]:
         """Run a micro-batch backward, at its forward's weights or at others; the gradients that its inputs owe."""
-        flight = self.flights.pop(index)
-        self._prepare(flight, weights)
-        roots, gradients = self._roots(flight, gradients)
+        in_flight = self.in_flight.pop(index)
+        self._prepare(in_flight, weights)
+        roots, gradients = self._roots(in_flight, gradients)
         if roots:
             torch.autograd.backward(roots, gradients)
         if weights is not None:
-            _move_gradients(weights, flight.weights)
-        return [leaf.grad for leaf in flight.inputs]
+            _move_gradients(weights, in_flight.weights)
+        return [leaf.grad for leaf in in_flight.inputs]
 
     def backward_inputs(
         self, index: int, gradients: Sequence[Tensor | None], weights: list[Leaves] | None = None
     ) -> list[Tensor | None]:
         """The first half of a backward: the gradients that the inputs owe."""
-        flight = self.flights[index]
-        parameters = self._prepare(flight, weights)
-        roots, gradients = self._roots(flight, gradients)
-        flight.split = SplitBackward(roots, gradients, flight.inputs, parameters)
-        flight.outputs = []  # the loss's own part of the graph can go
-        return flight.split.input_gradients()
+        in_flight = self.in_flight[index]
+        parameters = self._prepare(in_flight, weights)
+        roots, gradients = self._roots(in_flight, gradients)
+        in_flight.split = SplitBackward(roots, gradients, in_flight.inputs, parameters)
+        in_flight.outputs = []  # the loss's own part of the graph can go
+        return in_flight.split.input_gradients()
 
     def backward_weights(self, index: int, weights: list[Leaves] | None = None) -> None:
         """The second half: the gradients of the weights."""
-        flight = self.flights.pop(index)
-        self._read_back(flight, weights)
-        assert flight.split is not None
-        flight.split.weight_gradients()
+        in_flight = self.in_flight.pop(index)
+        self._read_back(in_flight, weights)
+        assert in_flight.split is not None
+        in_flight.split.weight_gradients()
 
-    def _read_back(self, flight: InFlight, weights: list[Leaves] | None) -> None:
+    def _read_back(self, in_flight: InFlight, weights: list[Leaves] | None) -> None:
         """Let gradients be collected where the forward's weights were, and computed with those of the backward."""
-        for one, leaves in zip(self.sets, flight.weights, strict=True):
-            one.collect(leaves)
-        for one, leaves in zip(self.sets, weights or flight.weights, strict=True):
-            one.install(leaves)  # for what computes again in its backward, by weft's choice or the model's own
-        if self._swapping is not None:
-            self._swapping.read(weights or flight.weights)
+        for parameters, leaves in zip(self.sets, in_flight.weights, strict=True):
+            parameters.collect(leaves)
+        for parameters, leaves in zip(self.sets, weights or in_flight.weights, strict=True):
+            parameters.install(leaves)  # for layers that compute again in their backward
+        if self._substitution is not None:
+            self._substitution.read(weights or in_flight.weights)
 
-    def _prepare(self, flight: InFlight, weights: list[Leaves] | None) -> list[Parameter]:
+    def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> list[Parameter]:
         """Let the graph be there, and all that a backward needs; the leaves of the graph."""
-        self._read_back(flight, weights)
+        self._read_back(in_flight, weights)
         if self.recompute:
-            with self._buffers_of(flight):
-                output = self._run(flight)
-            flight.outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        return [leaf for leaves in flight.weights for leaf in leaves]
+            with self._buffers_of(in_flight):
+                output = self._run(in_flight)
+            in_flight.outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+        return [leaf for leaves in in_flight.weights for leaf in leaves]
 
     def _roots(
-        self, flight: InFlight, gradients: Sequence[Tensor | None]
+        self, in_flight: InFlight, gradients: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], Sequence[Tensor | None]]:
         if self.last:
-            if not flight.outputs:
+            if not in_flight.outputs:
                 raise WeftError("the loss depends on no parameter that needs a gradient; let loss_fn use the output")
-            share = 1 / self.how.microbatches
-            return flight.outputs, [torch.full_like(output, share) for output in flight.outputs]
-        if len(flight.outputs) != len(gradients):
+            share = 1 / self.compute.microbatches
+            return in_flight.outputs, [torch.full_like(output, share) for output in in_flight.outputs]
+        if len(in_flight.outputs) != len(gradients):
             raise WeftError(
-                f"chunk {self.number} is computed again with {len(flight.outputs)} outputs that want a gradient, after "
+                f"chunk {self.number} is recomputed with {len(in_flight.outputs)} outputs that want a gradient, after "
                 f"{len(gradients)} the first time; let it not depend on chance, or give it recompute=False"
             )
-        wanted = [(o, g) for o, g in zip(flight.outputs, gradients, strict=True) if g is not None]
+        wanted = [(o, g) for o, g in zip(in_flight.outputs, gradients, strict=True) if g is not None]
         return [output for output, _ in wanted], [gradient for _, gradient in wanted]
 
     @contextlib.contextmanager
-    def _buffers_of(self, flight: InFlight) -> Iterator[None]:
+    def _buffers_of(self, in_flight: InFlight) -> Iterator[None]:
         """Let a forward that runs again find what it found the first time, and leave no second trace."""
         kept = {where: getattr(*where) for where in self._changing}
         try:
             for where, buffer in kept.items():
-                setattr(*where, flight.buffers.get(where, buffer.clone()))
+                setattr(*where, in_flight.buffers.get(where, buffer.clone()))
             yield
         finally:
             for where, buffer in kept.items():
@@ -296,7 +296,8 @@ class Chunk:
 
 def _move_gradients(found: list[Leaves], to: list[Leaves]) -> None:
     """A layer that has a backward of its own (a reentrant checkpoint) leaves gradients at the weights installed."""
-    for leaf, home in ((leaf, home) for some in zip(found, to, strict=True) for leaf, home in zip(*some, strict=True)):
+    pairs = [pair for leaves in zip(found, to, strict=True) for pair in zip(*leaves, strict=True)]
+    for leaf, home in pairs:
         if leaf is not home and leaf.grad is not None:
             home.grad = leaf.grad if home.grad is None else home.grad + leaf.grad
             leaf.grad = None

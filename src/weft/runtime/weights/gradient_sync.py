@@ -1,132 +1,165 @@
-"""From the gradients that a chunk computed to those that its update takes: averaged, tied, clipped.
+"""From the gradients that a chunk computed to those that its update takes: a list of stages, [average, tie, clip].
 
-Each of these needs parts of other ranks, so an update is *settled* some time after it is due: before its version is
-read for the first time. What is read late enough (a delay of one, or other chunks' work in between) never waits.
+Each stage is a sum over the members of a group, most of them on other ranks, so an update is *pending* for some time:
+until its version is read for the first time. A version that is read late enough (a delay of one, or other chunks'
+work in between) is there by then, and nobody waits. The worker drives the stages: a sum starts where the worker
+advances a pending update, in the order of mini-batches, so every rank joins the sums of a group in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.runtime.weights.all_reduce import Group, Member, Parts, Sums
+from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
 from weft.runtime.weights.parameter_set import Gradients
 
 
 @dataclass(kw_only=True)
 class PendingUpdate:
-    """The update of one parameter set by one mini-batch, on its way."""
+    """The update of one parameter set by one mini-batch, while stages still change its gradients."""
 
+    member: Member
     minibatch: int
     parameters: Sequence[Tensor]
     gradients: Gradients
     loss: float
-    skip: bool  # the loss is not finite, and such mini-batches are left out
+    skip: bool  # the loss is not finite, and the update of such a mini-batch is skipped
     norm: float | None = None  # of the group's gradients, before clipping
-    done: Future[None] = field(default_factory=Future)
+    stages: list[Stage] = field(default_factory=list)  # that are left, the one under way first
+    sum: Future[Parts] | None = None  # of the stage under way
+
+    @property
+    def done(self) -> bool:
+        return not self.stages
+
+    def present(self) -> list[Tensor]:
+        return [gradient for gradient in self.gradients if gradient is not None]
+
+
+class Stage(Protocol):
+    """One step on the way to the final gradients: a sum over a group, by mini-batch."""
+
+    @property
+    def groups(self) -> Mapping[Member, Group]:
+        """The groups of the members that take part."""
+
+    def part(self, update: PendingUpdate) -> Parts:
+        """What a member adds to the sum."""
+
+    def apply(self, update: PendingUpdate, total: Parts) -> None:
+        """What a member does with the sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """The mean over replicas, of gradients and of the loss; one skipped mini-batch skips all."""
+
+    groups: Mapping[Member, Group]
+    replicas: int
+
+    def part(self, update: PendingUpdate) -> Parts:
+        return _pack(update)
+
+    def apply(self, update: PendingUpdate, total: Parts) -> None:
+        loss, skip = _unpack(update, total)
+        for gradient in update.present():
+            gradient.div_(self.replicas)
+        update.loss, update.skip = loss / self.replicas, skip > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tie:
+    """The sum over the chunks that hold copies of tied parameters."""
+
+    groups: Mapping[Member, Group]
+
+    def part(self, update: PendingUpdate) -> Parts:
+        return _pack(update)
+
+    def apply(self, update: PendingUpdate, total: Parts) -> None:
+        _unpack(update, total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """Gradients scaled down where the norm over all chunks of a group is above the limit."""
+
+    groups: Mapping[Member, Group]
+    ties: Mapping[Member, Group]
+    limit: float
+
+    def part(self, update: PendingUpdate) -> Parts:
+        member = update.member
+        first = member not in self.ties or self.ties[member].members[0] == member  # tied weights count once
+        norm = torch.nn.utils.get_total_norm(update.present() if first else [])
+        return [norm.to("cpu", torch.float64).reshape(1) ** 2]
+
+    def apply(self, update: PendingUpdate, total: Parts) -> None:
+        update.norm = total[0].sqrt().item()
+        scale = min(1.0, self.limit / (update.norm + 1e-6))  # the same as torch.nn.utils.clip_grad_norm_
+        for gradient in update.present():
+            gradient.mul_(scale)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSync:
-    """What has to happen to gradients, by member: absent where there is nothing to do."""
+    """The stages of all members of this process, in order."""
 
-    sums: Sums
-    replicas: int
-    clip_norm: float | None
-    averages: Mapping[Member, Group]
-    ties: Mapping[Member, Group]
-    norms: Mapping[Member, Group]
+    sums: GroupSums
+    stages: Sequence[Stage]
 
     def needed(self, member: Member) -> bool:
-        return any(member in groups for groups in (self.averages, self.ties, self.norms))
+        return any(member in stage.groups for stage in self.stages)
 
-    def begin(self, member: Member, settlement: PendingUpdate) -> None:
-        """Start it; `settlement.done` tells the end."""
-        if any(gradient is not None and gradient.is_sparse for gradient in settlement.gradients):
+    def begin(self, update: PendingUpdate) -> None:
+        """Start the first stage of an update."""
+        if any(gradient.is_sparse for gradient in update.present()):
             raise WeftError("sparse gradients can't be averaged, tied or clipped; use sparse=False, or none of these")
-        self._average(member, settlement)
+        update.stages = [stage for stage in self.stages if update.member in stage.groups]
+        self._start(update)
 
-    def _average(self, member: Member, settlement: PendingUpdate) -> None:
-        if member not in self.averages:
-            self._tie(member, settlement)
-            return
+    @torch.no_grad()
+    def advance(self, update: PendingUpdate) -> bool:
+        """Finish the stages whose sum is there and start those after them; whether there was any.
 
-        def averaged(total: Parts) -> None:
-            loss, skip = _unpack(settlement, total)
-            for gradient in _there(settlement):
-                gradient.div_(self.replicas)
-            settlement.loss, settlement.skip = loss / self.replicas, skip > 0
-            self._tie(member, settlement)
+        A sum that failed stays where it is: whoever waits for it raises its error.
+        """
+        advanced = False
+        while update.sum is not None and update.sum.done() and update.sum.exception() is None:
+            update.stages.pop(0).apply(update, update.sum.result())
+            self._start(update)
+            advanced = True
+        return advanced
 
-        self._add(self.averages[member], member, settlement, _pack(settlement), averaged)
-
-    def _tie(self, member: Member, settlement: PendingUpdate) -> None:
-        if member not in self.ties:
-            self._clip(member, settlement)
-            return
-
-        def tied(total: Parts) -> None:
-            _unpack(settlement, total)
-            self._clip(member, settlement)
-
-        self._add(self.ties[member], member, settlement, _pack(settlement), tied)
-
-    def _clip(self, member: Member, settlement: PendingUpdate) -> None:
-        if member not in self.norms or self.clip_norm is None:
-            settlement.done.set_result(None)
-            return
-        limit = self.clip_norm
-        first = member not in self.ties or self.ties[member].members[0] == member  # tied weights count once
-        norm = torch.nn.utils.get_total_norm(_there(settlement) if first else [])
-        square = norm.to("cpu", torch.float64).reshape(1) ** 2
-
-        def measured(total: Parts) -> None:
-            settlement.norm = total[0].sqrt().item()
-            scale = min(1.0, limit / (settlement.norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
-            for gradient in _there(settlement):
-                gradient.mul_(scale)
-            settlement.done.set_result(None)
-
-        self._add(self.norms[member], member, settlement, [square], measured)
-
-    def _add(
-        self, group: Group, member: Member, settlement: PendingUpdate, part: Parts, then: Callable[[Parts], None]
-    ) -> None:
-        """Go on with the sum, wherever it comes about; a failure is for whoever waits for the settlement."""
-
-        def go_on(future: Future[Parts]) -> None:
-            try:
-                with torch.no_grad():
-                    then(future.result())
-            except BaseException as problem:
-                settlement.done.set_exception(problem)
-
-        self.sums.add(group, settlement.minibatch, member, part).add_done_callback(go_on)
+    @torch.no_grad()
+    def _start(self, update: PendingUpdate) -> None:
+        update.sum = None
+        if update.stages:
+            stage = update.stages[0]
+            update.sum = self.sums.add(stage.groups[update.member], update.minibatch, update.member, stage.part(update))
 
 
-def _there(settlement: PendingUpdate) -> list[Tensor]:
-    return [gradient for gradient in settlement.gradients if gradient is not None]
-
-
-def _pack(settlement: PendingUpdate) -> Parts:
-    """Gradients to be added up, zeros for those that are missing here; at the end, what else there is to add."""
-    present = [float(gradient is not None) for gradient in settlement.gradients]
-    about = torch.tensor([settlement.loss, float(settlement.skip), *present], dtype=torch.float64)
+def _pack(update: PendingUpdate) -> Parts:
+    """Gradients to be added up, zeros for those that are missing here; at the end, loss, skip and what was present."""
+    present = [float(gradient is not None) for gradient in update.gradients]
+    numbers = torch.tensor([update.loss, float(update.skip), *present], dtype=torch.float64)
     gradients = [
         torch.zeros_like(parameter) if gradient is None else gradient
-        for gradient, parameter in zip(settlement.gradients, settlement.parameters, strict=True)
+        for gradient, parameter in zip(update.gradients, update.parameters, strict=True)
     ]
-    return [*gradients, about]
+    return [*gradients, numbers]
 
 
-def _unpack(settlement: PendingUpdate, total: Parts) -> tuple[float, float]:
-    """Take the sums over; a gradient that nobody had is still none. The sums of the losses and of the skips."""
-    *gradients, about = total
-    loss, skip, *present = about.tolist()
-    settlement.gradients = [gradient if there else None for gradient, there in zip(gradients, present, strict=True)]
+def _unpack(update: PendingUpdate, total: Parts) -> tuple[float, float]:
+    """Take over the sums; a gradient that no member had stays None. Returns the sums of losses and of skips."""
+    *gradients, numbers = total
+    loss, skip, *present = numbers.tolist()
+    update.gradients = [gradient if there else None for gradient, there in zip(gradients, present, strict=True)]
     return loss, skip

@@ -1,18 +1,18 @@
-"""Who adds up what: replicas of a parameter set, holders of tied ones, chunks that share a norm."""
+"""The groups of gradient sync: replicas of a parameter set, holders of tied ones, chunks that share a norm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from weft.errors import WeftError
-from weft.runtime.comm import Transport
-from weft.runtime.weights.all_reduce import AllReduce, Group, Member, Sums
-from weft.runtime.weights.gradient_sync import GradientSync
+from weft.runtime.comm import AllReduce
+from weft.runtime.weights.all_reduce import Group, GroupSums, Member
+from weft.runtime.weights.gradient_sync import Average, Clip, GradientSync, Stage, Tie
 from weft.schedule import Op, Program
 
-MOST_NORMS = 2  # WPipe's two groups; more would be a clipping of single stages
+MOST_NORMS = 2  # WPipe's two groups; more would clip single stages
 
 
 def norm_groups(program: Program) -> list[list[int]]:
@@ -41,16 +41,17 @@ def _delays(program: Program, chunk: int) -> list[int]:
 
 def gradient_sync_for(
     program: Program,
-    here: set[tuple[int, int]],
+    local: set[tuple[int, int]],
     sets: Sequence[Sequence[tuple[int, ...]]],
-    transport: Transport,
+    all_reduce: Callable[[Sequence[int]], AllReduce | None],
     *,
     replicas: int,
     clip_norm: float | None,
 ) -> GradientSync:
-    """The settler of this process, which holds the chunks `here` (replica and number).
+    """The gradient sync of this process, which holds the chunks `local` (replica and number).
 
-    `sets` has, for every chunk of the model, the holders of each of its parameter sets.
+    `sets` has, for every chunk of the model, the holders of each of its parameter sets. `all_reduce` makes a sum over
+    some ranks, None where this process has no part in it.
     """
     schedule = program.schedule
     members: list[Member] = [
@@ -65,17 +66,20 @@ def gradient_sync_for(
     across: dict[str, AllReduce] = {}
     for group in (*averages, *ties, *norms):
         ranks = sorted({replica * schedule.stages + schedule.placement[chunk] for replica, chunk, _ in group.members})
-        all_reduce = transport.all_reduce(ranks) if len(ranks) > 1 else None
-        if all_reduce is not None:
-            across[group.name] = all_reduce
+        over_ranks = all_reduce(ranks) if len(ranks) > 1 else None
+        if over_ranks is not None:
+            across[group.name] = over_ranks
+    stages: list[Stage] = [Average(groups=_by_member(averages), replicas=replicas), Tie(groups=_by_member(ties))]
+    if clip_norm is not None:
+        stages.append(Clip(groups=_by_member(norms), ties=_by_member(ties), limit=clip_norm))
     return GradientSync(
-        sums=Sums({member for member in members if member[:2] in here}, across),
-        replicas=replicas,
-        clip_norm=clip_norm,
-        averages={member: group for group in averages for member in group.members},
-        ties={member: group for group in ties for member in group.members},
-        norms={member: group for group in norms for member in group.members},
+        sums=GroupSums({member for member in members if member[:2] in local}, across),
+        stages=[stage for stage in stages if stage.groups],
     )
+
+
+def _by_member(groups: Sequence[Group]) -> dict[Member, Group]:
+    return {member: group for group in groups for member in group.members}
 
 
 def _averages(members: list[Member]) -> list[Group]:
@@ -94,21 +98,21 @@ def _ties(members: list[Member], sets: Sequence[Sequence[tuple[int, ...]]]) -> l
         if holders := sets[chunk][number]:
             found.setdefault((replica, holders), []).append((replica, chunk, number))
     return [
-        Group(name=f"tied chunks {holders} of replica {replica}", members=tuple(some))
-        for (replica, holders), some in found.items()
+        Group(name=f"tied chunks {holders} of replica {replica}", members=tuple(tied))
+        for (replica, holders), tied in found.items()
     ]
 
 
 def _norms(members: list[Member], sets: Sequence[Sequence[tuple[int, ...]]], program: Program) -> list[Group]:
     schedule, groups = program.schedule, norm_groups(program)
-    alone = schedule.stages > 1 and any(len({schedule.placement[one] for one in chunks}) == 1 for chunks in groups)
+    alone = schedule.stages > 1 and any(len({schedule.placement[chunk] for chunk in chunks}) == 1 for chunks in groups)
     if len(groups) > MOST_NORMS or alone:
         raise WeftError(
             f"clip_norm needs one norm over all chunks, and {schedule.name}'s chunks update at {len(groups)} different "
             "delays, so it would have to wait; use 2bw (without prediction), wpipe (a norm for each of its two groups) "
             "or a synchronous schedule"
         )
-    # Tied weights count where they are read last of all, for before that their sum is not known.
+    # Tied weights count in the chunk that reads them last, because their sum is not known before.
     latest = {chunk: max(_delays(program, chunk)) for chunk in range(schedule.chunks)}
     home = {m: max(sets[m[1]][m[2]] or m[1:2], key=lambda chunk: (latest[chunk], -chunk)) for m in members}
     return [

@@ -8,8 +8,9 @@ Predicted weights lie in buffers of their own (`Predictions`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from torch.nn import Parameter
 from weft.errors import WeftError
 from weft.runtime.update import Choice, Cure, Predictions, Predictor, SchedulerMaker, Treatment
 from weft.runtime.weights.versions import Versions
+
+if TYPE_CHECKING:
+    from weft.runtime.weights.gradient_sync import PendingUpdate
 
 OptimizerMaker: TypeAlias = Callable[[list[Parameter]], torch.optim.Optimizer]
 Gradients: TypeAlias = "list[Tensor | None]"
@@ -53,6 +57,7 @@ class ParameterSet:
         self.treatment = Treatment()
         if cure is not None and self.optimizer is not None:
             self.treatment = cure.treat(self.optimizer, live, delay)
+        self.pending: deque[PendingUpdate] = deque()  # updates whose gradients are not final, the oldest first
         self._predictions = Predictions(live, self.predictor)
         self._installed: Leaves = live
         self._collecting = self.versions.read(0)  # the leaves that gradients are summed in

@@ -1,0 +1,136 @@
+"""A rank, or all virtual ones, put together from a model and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.runtime.assembly import consistency, resolve
+from weft.runtime.assembly.build import BuiltChunk, build_chunk
+from weft.runtime.assembly.layout import Layout, layout_of
+from weft.runtime.assembly.settings import Settings, check_weights
+from weft.runtime.comm import ProcessTransport, Transport
+from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
+from weft.runtime.partition import chunk_layers, model_of
+from weft.runtime.update import cure_for
+from weft.runtime.weights import GradientSync, gradient_sync_for
+from weft.schedule import Program, Schedule, lower, verify_program, write_csv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """What a pipeline is made of in this process."""
+
+    settings: Settings
+    program: Program
+    layout: Layout
+    balance: tuple[int, ...]  # layers of each chunk
+    compute: ComputeSettings
+    transport: Transport
+    chunks: Mapping[tuple[int, int], BuiltChunk]  # by replica and number
+    gradient_sync: GradientSync
+    driver: Driver
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.program.schedule
+
+    def close(self) -> None:
+        """Close threads and connections; every process calls it."""
+        self.gradient_sync.sums.close()
+        self.transport.close()
+
+
+def assemble(model: Any, settings: Settings) -> Assembly:
+    """Build this process's chunks and workers; all processes call it together, and refuse what they disagree on."""
+    schedule = resolve.schedule_for(settings)
+    program = lower(schedule)
+    slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
+    whole = model_of(model, cut=settings.cut, example=settings.example)
+    recompute = settings.recompute_of(schedule.chunks)
+    check_weights(program, recompute=recompute, precision=settings.precision)
+    cure = cure_for(settings.cure, program)
+    device = resolve.device_for(settings.device)
+    transport = resolve.transport_for(
+        schedule, settings.replicas, slots=slots, deadline=settings.deadline, device=device
+    )
+    collectives = transport.collectives
+    counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example)
+    counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
+    compared = {"schedule": write_csv(schedule)} | settings.compared() | {"recompute": recompute}
+    own = {"settings": compared, "model": consistency.fingerprint(whole.state)}
+    consistency.check(collectives.all_gather(own, purpose="compare settings and model"))
+    layout = layout_of(whole, counts, program)
+    compute = ComputeSettings(
+        loss_fn=settings.loss_fn,
+        layers=len(whole.layers),
+        microbatches=schedule.microbatches,
+        seeds=Seeds(device),
+        seed=settings.seed,
+        precision=torch.bfloat16 if settings.precision == "bf16" else None,
+        device=device,
+    )
+    local = resolve.local_chunks(schedule, settings.replicas)
+    predicts = resolve.prediction_for(program, settings.predict or {})
+    chunks = {
+        (replica, number): build_chunk(
+            layout, number, layers, settings=settings, compute=compute, predicts=predicts, cure=cure
+        )
+        for (replica, number), layers in zip(local, layout.layers_of([number for _, number in local]), strict=True)
+    }
+    gradient_sync = gradient_sync_for(
+        program,
+        set(local),
+        layout.sets,
+        transport.all_reduce,
+        replicas=settings.replicas,
+        clip_norm=settings.clip_norm,
+    )
+    return Assembly(
+        settings=settings,
+        program=program,
+        layout=layout.without_weights(),
+        balance=tuple(counts),
+        compute=compute,
+        transport=transport,
+        chunks=chunks,
+        gradient_sync=gradient_sync,
+        driver=_driver(layout, chunks, transport, gradient_sync, settings),
+    )
+
+
+def _driver(
+    layout: Layout,
+    chunks: Mapping[tuple[int, int], BuiltChunk],
+    transport: Transport,
+    gradient_sync: GradientSync,
+    settings: Settings,
+) -> Driver:
+    """A worker for each rank of this process, and what drives them."""
+    programs = layout.programs
+    schedule = programs[()].schedule
+    kinds = list(programs)
+    workers = []
+    for replica, rank in sorted({(replica, schedule.placement[number]) for replica, number in chunks}):
+        own = {number: chunks[replica, number] for number in schedule.chunks_of(rank)}
+        number = replica * schedule.stages + rank
+        workers.append(
+            Worker(
+                rank=rank,
+                replica=replica,
+                programs=list(programs.values()),
+                chunks={number: built.chunk for number, built in own.items()},
+                set_programs={n: [kinds.index(holders) for holders in built.holders] for n, built in own.items()},
+                gradient_sync=gradient_sync,
+                inbox=transport.inbox(number),
+                send=transport.sender(number),
+                skip_nan=settings.nan == "skip",
+                telemetry=settings.telemetry or 0,
+            )
+        )
+    if isinstance(transport, ProcessTransport):
+        return Blocking(workers[0], transport)
+    return TurnTaking(workers)

@@ -1,0 +1,122 @@
+"""From settings to what runs: the schedule for the ranks there are, the device, the transport."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import WeftError
+from weft.runtime.assembly.settings import Settings
+from weft.runtime.comm import InProcessTransport, ProcessTransport, Transport
+from weft.runtime.update import Choice
+from weft.schedule import METHODS, Program, Schedule, check_sizes, lower
+from weft.schedule import schedule as named_schedule
+
+
+def _schedule_option(schedule: str | Schedule, predict: Mapping[str, str] | None) -> dict[str, str]:
+    """The option that a schedule by name takes from `predict=`; a refusal where there is nothing to predict."""
+    if predict is None:
+        return {}
+    if isinstance(schedule, Schedule):
+        named = METHODS.get(schedule.name)
+        always = named is not None and "versions" in named.options
+        if not (always or "predict" in schedule.options or lower(schedule).ahead.any()):
+            raise WeftError(
+                f"this {schedule.name} was built without prediction, so there is nothing to choose; leave predict out, "
+                'or build one that predicts, such as weft.schedule("wpipe", ..., predict="exact")'
+            )
+        made = schedule.options.get("versions", schedule.options.get("predict", "published"))
+        if predict.get("versions", made) != made:
+            raise WeftError(
+                f"the schedule has its own count of versions (schedule: {made}, predict: {predict['versions']}); leave "
+                'it out, or build the schedule with it, such as weft.schedule("xpipe", ..., versions="exact")'
+            )
+        return {}
+    method = METHODS.get(schedule)
+    if method is None:
+        return {}  # named_schedule refuses it
+    for option in ("versions", "predict"):
+        if option in method.options:
+            return {option: predict.get("versions", "published")}
+    able = [name for name, known in METHODS.items() if {"versions", "predict"} & set(known.options)]
+    why = "is synchronous: it meets no other weights than it reads" if not method.asynchronous else "keeps its versions"
+    raise WeftError(f"predict= is for {', '.join(able)}; {schedule} {why}, so leave predict out")
+
+
+def schedule_for(settings: Settings) -> Schedule:
+    """The schedule that a pipeline runs, for as many stages as there are ranks."""
+    schedule, stages, microbatches, replicas = (
+        settings.schedule,
+        settings.stages,
+        settings.microbatches,
+        settings.replicas,
+    )
+    options = _schedule_option(schedule, settings.predict)
+    check_sizes(replicas=replicas)
+    if dist.is_available() and dist.is_initialized():
+        world = dist.get_world_size()
+        if world % replicas:
+            raise WeftError(f"replicas must divide the number of ranks (ranks: {world}, replicas: {replicas})")
+        available = world // replicas
+        if stages not in (None, available):
+            raise WeftError(
+                f"stages is the number of ranks over replicas (stages: {stages}, ranks: {world}, "
+                f"replicas: {replicas}); leave it out, or start {(stages or 0) * replicas} ranks"
+            )
+    else:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise WeftError(
+                f"this process is one of {os.environ['WORLD_SIZE']} (WORLD_SIZE), but there is no process group, and "
+                "every one would train alone; start from weft.launch, or call torch.distributed.init_process_group"
+            )
+        available = stages if stages is not None else schedule.stages if isinstance(schedule, Schedule) else 1
+    if isinstance(schedule, Schedule):
+        if (schedule.stages, schedule.microbatches) != (
+            available,
+            schedule.microbatches if microbatches is None else microbatches,
+        ):
+            raise WeftError(
+                f"the schedule is for {schedule.stages} stages and {schedule.microbatches} micro-batches "
+                f"(stages: {available}, microbatches: {microbatches}); build it for those"
+            )
+        return schedule
+    if microbatches is None:
+        raise WeftError("a schedule by name needs microbatches, the number of parts of a mini-batch")
+    return named_schedule(schedule, stages=available, microbatches=microbatches, **options)
+
+
+def prediction_for(program: Program, predict: Mapping[str, str]) -> Choice | None:
+    """How a pipeline predicts weights, if its schedule does."""
+    if not program.predicts.any():
+        return None
+    return Choice(**{name: predict[name] for name in ("bias", "extrapolation") if name in predict})
+
+
+def device_for(device: str | torch.device | None) -> torch.device:
+    """The device of a rank: the given one, the local rank's GPU where the process group has NCCL, or the CPU."""
+    if device is not None:
+        return torch.device(device)
+    joined = dist.is_available() and dist.is_initialized()
+    if joined and torch.cuda.is_available() and "nccl" in str(dist.get_backend_config()):
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+        return chosen
+    return torch.device("cpu")
+
+
+def transport_for(schedule: Schedule, replicas: int, *, slots: int, deadline: float, device: torch.device) -> Transport:
+    """Real ranks where there is a process group, virtual ones where there is none."""
+    if dist.is_available() and dist.is_initialized():
+        return ProcessTransport(schedule, slots=slots, deadline=deadline, device=device)
+    return InProcessTransport(schedule, replicas)
+
+
+def local_chunks(schedule: Schedule, replicas: int) -> list[tuple[int, int]]:
+    """Replica and number of every chunk of this process."""
+    if dist.is_available() and dist.is_initialized():
+        replica, rank = divmod(dist.get_rank(), schedule.stages)
+        return [(replica, chunk) for chunk in schedule.chunks_of(rank)]
+    return [(replica, chunk) for replica in range(replicas) for chunk in range(schedule.chunks)]

@@ -1,0 +1,148 @@
+"""Calls that every process of a run makes together.
+
+Each call states its purpose and has a deadline, so that an error can say what the ranks were doing. Data travels as
+JSON: nothing is unpickled. A process without a process group is alone, and every call returns at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.errors import PeerError, RunError, WeftError, one_line
+from weft.runtime.process import hang_dump
+
+T = TypeVar("T")
+
+
+class Collectives:
+    """This process among those of a run.
+
+    `deadline` is in seconds, for each call; `longest` is the largest deadline that a single call may ask for.
+    `option` is what a user raises when a deadline is too short.
+    """
+
+    def __init__(self, *, deadline: float, longest: float | None = None, option: str = "deadline") -> None:
+        self.rank, self.world = 0, 1
+        self.peers: dict[int, tuple[str, int]] = {}  # host and process id of each rank
+        self._deadline, self._longest, self._option = deadline, max(deadline, longest or 0.0), option
+        self._groups: list[dist.ProcessGroup] = []
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+            self._group = self.new_group(range(self.world), timeout=self._longest)
+            places = self.all_gather([socket.gethostname(), os.getpid()], purpose="exchange their addresses")
+            self.peers = {rank: (host, pid) for rank, (host, pid) in enumerate(places)}
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and shows what belongs to all."""
+        return self.rank == 0
+
+    def new_group(
+        self, ranks: Sequence[int], backend: str = "gloo", *, timeout: float | None = None
+    ) -> dist.ProcessGroup:
+        """A process group of some ranks, which `close` destroys; every rank makes all groups in the same order."""
+        wait = timedelta(seconds=self._deadline if timeout is None else timeout)
+        group = cast(dist.ProcessGroup, dist.new_group(list(ranks), backend=backend, timeout=wait))
+        if self.rank in ranks:  # other ranks get a placeholder, and never use it
+            self._groups.append(group)
+        return group
+
+    def all_gather(self, data: Any, *, purpose: str, deadline: float | None = None) -> list[Any]:
+        """The data of every process, by rank."""
+        if self._group is None:
+            return [data]
+        text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
+        lengths = self._gather(torch.tensor([len(text)]), purpose, deadline)
+        sizes = [int(length.item()) for length in lengths]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(text)] = text
+        texts = self._gather(padded, purpose, deadline)
+        return [json.loads(text[:size].numpy().tobytes()) for text, size in zip(texts, sizes, strict=True)]
+
+    def start_all_gather(self, numbers: Sequence[float], *, purpose: str) -> Callable[[], list[list[float]]]:
+        """Exchange some numbers without waiting; the function returned waits for everybody's, by rank."""
+        own = torch.tensor(numbers, dtype=torch.float64)
+        if self._group is None:
+            return lambda: [own.tolist()]
+        gathered = [torch.empty_like(own) for _ in range(self.world)]
+        work = self._start(lambda: dist.all_gather(gathered, own, group=self._group, async_op=True), purpose)
+
+        def finish() -> list[list[float]]:
+            self._wait(work, purpose, None)
+            return [tensor.tolist() for tensor in gathered]
+
+        return finish
+
+    def broadcast(self, tensor: Tensor, rank: int, *, purpose: str, deadline: float | None = None) -> None:
+        """Give every process the tensor of one rank, in place."""
+        if self._group is None:
+            return
+        host = tensor.cpu()
+        work = self._start(lambda: dist.broadcast(host, rank, group=self._group, async_op=True), purpose)
+        self._wait(work, purpose, deadline)
+        if host is not tensor:
+            tensor.copy_(host)
+
+    def barrier(self, *, purpose: str, deadline: float | None = None) -> None:
+        """Wait until every process has come here."""
+        self.all_gather(None, purpose=purpose, deadline=deadline)
+
+    def together(self, work: Callable[[], T], *, purpose: str, deadline: float | None = None) -> T:
+        """Let every process do its part; what one process can't do, all refuse, with the same message."""
+        result, cause, message = None, None, None
+        try:
+            result = work()
+        except Exception as error:
+            cause, message = error, str(error) if isinstance(error, WeftError) else one_line(error)
+        for refusal in self.all_gather(message, purpose=purpose, deadline=deadline):
+            if refusal is not None:
+                raise WeftError(refusal) from cause
+        return result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Destroy the process groups made here; every rank calls it, when none has anything left to send."""
+        for group in self._groups:
+            dist.destroy_process_group(group)
+        self._groups.clear()
+
+    def fail(self, problem: Exception, awaited: str, *, deadline: float | None = None) -> NoReturn:
+        """Raise for a wait that passed its deadline, after a dump of all ranks' stacks, or for a lost connection."""
+        if isinstance(problem, FutureTimeout) or "timed out" in str(problem).lower():
+            seconds = deadline or self._deadline
+            reason = f"rank {self.rank} waited {seconds:g} s for {awaited}"
+            hang_dump.dump(self.peers, rank=self.rank, reason=reason)
+            remedy = f"if it really takes that long, raise {self._option}={self._deadline:g}"
+            raise RunError(f"{reason}; {remedy}") from None
+        raise PeerError(
+            f"rank {self.rank} lost the connection while it waited for {awaited}: the other rank died, or it ended "
+            f"after fewer calls than this one ({str(problem).splitlines()[0][:200]})"
+        ) from None
+
+    def _gather(self, own: Tensor, purpose: str, deadline: float | None) -> list[Tensor]:
+        gathered = [torch.empty_like(own) for _ in range(self.world)]
+        work = self._start(lambda: dist.all_gather(gathered, own, group=self._group, async_op=True), purpose)
+        self._wait(work, purpose, deadline)
+        return gathered
+
+    def _start(self, operation: Callable[[], Any], purpose: str) -> Any:
+        try:
+            return operation()
+        except RuntimeError as problem:
+            self.fail(problem, f"all ranks to {purpose}")
+
+    def _wait(self, work: Any, purpose: str, deadline: float | None) -> None:
+        try:
+            work.wait(timedelta(seconds=deadline or self._deadline))
+        except RuntimeError as problem:
+            self.fail(problem, f"all ranks to {purpose}", deadline=deadline)

@@ -1,0 +1,109 @@
+"""What drives workers: it waits where they yield.
+
+A worker is the same on virtual and on real ranks. Virtual ranks take turns: each runs until it has to wait for another
+one. A real rank blocks. While it waits for a message, it still advances gradient syncs that have stages left, or two
+ranks could wait for each other: one for a message, the other for its part of the next sum.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeAlias
+
+from weft.errors import RunError
+from weft.runtime.comm import ProcessTransport
+from weft.runtime.engine.waiting import Wait, Waits
+from weft.runtime.engine.worker import Worker
+
+Work: TypeAlias = Callable[[Worker], Waits]
+
+
+class Driver(Protocol):
+    """The workers of this process, and how they run."""
+
+    @property
+    def workers(self) -> Sequence[Worker]: ...
+
+    def run(self, work: Work) -> None:
+        """Let every worker do its work to the end."""
+
+
+class TurnTaking:
+    """Drives the workers of virtual ranks."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+
+    def run(self, work: Work) -> None:
+        running = {worker.number: work(worker) for worker in self.workers}
+        before: dict[int, Wait | None] = {}
+        while running:
+            waits = {number: next(generator, None) for number, generator in running.items()}
+            for worker in self.workers:
+                for gradient_sum in worker.sums_under_way():
+                    if gradient_sum.done():
+                        gradient_sum.result()  # raises what went wrong
+            running = {number: running[number] for number, wait in waits.items() if wait is not None}
+            if running and waits == before:
+                stuck = ", ".join(f"rank {number} for {waits[number]}" for number in running)
+                raise RunError(f"no rank can go on: {stuck}")
+            before = waits
+
+
+class Blocking:
+    """Drives the one worker of a process whose peers are other processes."""
+
+    def __init__(self, worker: Worker, transport: ProcessTransport) -> None:
+        self.workers = [worker]
+        self._worker, self._transport = worker, transport
+
+    def run(self, work: Work) -> None:
+        try:
+            for wait in work(self._worker):
+                if wait.for_gradients:
+                    self._wait_for_any(self._worker.sums_under_way(), wait)
+                elif self._worker.has_stages_to_start():
+                    self._receive_and_advance(wait)
+                else:
+                    self._transport.receive(wait.source, str(wait))
+        except BaseException as problem:
+            self._transport.abort(str(problem) or type(problem).__name__)
+            raise
+
+    def _receive_and_advance(self, wait: Wait) -> None:
+        received = _in_thread(lambda: self._transport.receive(wait.source, str(wait)))
+        while not received.done():
+            self._wait_for_any([received, *self._worker.sums_under_way()], wait)
+            self._worker.advance()
+        received.result()
+
+    def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait) -> None:
+        """Block until one is done; raises if one failed, or none was done in time."""
+        done, _ = concurrent.futures.wait(
+            futures, timeout=self._transport.deadline, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        try:
+            if not done:
+                raise concurrent.futures.TimeoutError
+            for future in done:
+                future.result()
+        except RunError:
+            raise
+        except (concurrent.futures.TimeoutError, RuntimeError) as problem:
+            self._transport.collectives.fail(problem, str(wait))
+
+
+def _in_thread(function: Callable[[], None]) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())  # type: ignore[func-returns-value]
+        except BaseException as problem:
+            future.set_exception(problem)
+
+    threading.Thread(target=run, daemon=True, name="weft receive").start()
+    return future

@@ -1,0 +1,28 @@
+"""What a rank waits for. A worker yields a wait where it can't go on; the driver waits in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from weft.runtime.comm import Key, describe
+
+GRADIENTS = -1  # instead of a source: other ranks' parts of a gradient sum
+
+
+class Wait(NamedTuple):
+    """A message of another rank of the replica, or other ranks' gradients."""
+
+    source: int
+    key: Key
+    progress: int  # stages of gradient sync that the worker has finished so far: it may advance while it waits
+
+    @property
+    def for_gradients(self) -> bool:
+        return self.source == GRADIENTS
+
+    def __str__(self) -> str:
+        return "gradients of other ranks" if self.for_gradients else f"{describe(self.key)} from rank {self.source}"
+
+
+Waits: TypeAlias = Iterator[Wait]
