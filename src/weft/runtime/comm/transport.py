@@ -132,8 +132,8 @@ class ProcessTransport:
                         self._lines, target, slots=slots, timeout=self._deadline, shared_sender=shared_sender, nccl=nccl
                     )
                 if self._rank == target:
-                    host_pid = self.collectives.peers[source][1]
-                    shared_receiver = shared_memory.SharedReceiver(host_pid) if shares else None
+                    pid = self.collectives.peers[source][1]
+                    shared_receiver = shared_memory.SharedReceiver(pid) if shares else None
                     self._incoming[a] = ReceiveLink(
                         self._lines,
                         source,
