@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class Skips(nn.Module):
-    """Two inputs, values for layers that are not neighbours, a size that crosses cuts, a nest as output."""
+    """Two inputs, values for layers that are not neighbours, a size that crosses cuts, a tree as output."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -101,15 +101,15 @@ def plain(
     return dict(model.state_dict()), losses, norms
 
 
-def cut(nest: Any, parts: int) -> list[Any]:
+def cut(tree: Any, parts: int) -> list[Any]:
     """A batch in micro-batches."""
-    if isinstance(nest, Tensor):
-        return list(nest.chunk(parts)) if nest.dim() else [nest] * parts
-    if isinstance(nest, dict):
-        return [dict(zip(nest, one, strict=True)) for one in cut(tuple(nest.values()), parts)]
-    if isinstance(nest, tuple | list):
-        return [type(nest)(one) for one in zip(*(cut(part, parts) for part in nest), strict=True)]
-    return [nest] * parts
+    if isinstance(tree, Tensor):
+        return list(tree.chunk(parts)) if tree.dim() else [tree] * parts
+    if isinstance(tree, dict):
+        return [dict(zip(tree, one, strict=True)) for one in cut(tuple(tree.values()), parts)]
+    if isinstance(tree, tuple | list):
+        return [type(tree)(one) for one in zip(*(cut(part, parts) for part in tree), strict=True)]
+    return [tree] * parts
 
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor], *, within: float = 0.0) -> list[str]:

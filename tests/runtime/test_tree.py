@@ -1,4 +1,4 @@
-"""Nests: what is taken apart comes together again, here and behind a message's JSON."""
+"""Trees: unflatten is the inverse of flatten, also after a skeleton has been through JSON."""
 
 import json
 from itertools import combinations
@@ -39,19 +39,19 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(NESTS)
-def test_a_nest_comes_together_again(nest: Any) -> None:
-    tensors, skeleton = flatten(nest)
-    assert same(unflatten(skeleton, tensors), nest)
+def test_unflatten_is_the_inverse_of_flatten(tree: Any) -> None:
+    tensors, skeleton = flatten(tree)
+    assert same(unflatten(skeleton, tensors), tree)
 
 
 @given(NESTS)
-def test_a_skeleton_survives_json(nest: Any) -> None:
+def test_a_skeleton_survives_json(tree: Any) -> None:
     """As links send it; the tensors travel by themselves."""
-    tensors, skeleton = flatten(nest)
+    tensors, skeleton = flatten(tree)
     again = from_json(json.loads(json.dumps(skeleton)))
     assert again == skeleton
     assert hash(again) == hash(skeleton)
-    assert same(unflatten(again, tensors), nest)
+    assert same(unflatten(again, tensors), tree)
 
 
 @pytest.mark.parametrize(("one", "other"), [*combinations([1, True, 1.0], 2), (0.0, -0.0)])
@@ -90,14 +90,14 @@ class Strange:
     ],
 )
 def test_what_no_message_can_carry(value: Any, name: str) -> None:
-    with pytest.raises(WeftError, match=f"hand over tensors, numbers, texts and None.*{name}.*let the layer"):
+    with pytest.raises(WeftError, match=f"pass on tensors, numbers, strings and None.*{name}.*let the layer"):
         flatten((torch.zeros(1), value))
 
 
 def test_over_changes_tensors_alone() -> None:
     x = torch.ones(2)
-    nest = {"x": x, "rest": [None, 2.5, ("text", torch.full((), 3))]}
-    doubled = map_tensors(lambda tensor: tensor * 2, nest)
+    tree = {"x": x, "rest": [None, 2.5, ("text", torch.full((), 3))]}
+    doubled = map_tensors(lambda tensor: tensor * 2, tree)
     assert doubled["x"].tolist() == [2, 2]
     assert doubled["rest"][2][1].item() == 6
     assert doubled["rest"][:2] == [None, 2.5]
@@ -111,16 +111,16 @@ def test_batch_size_is_the_first_dimension_that_all_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nest", "found"),
+    ("tree", "found"),
     [
         ((torch.zeros(3), torch.zeros(4, 2)), "sizes: 3, 4"),
         (torch.zeros(()), "no tensor has a dimension"),
         ({"n": 5}, "no tensor has a dimension"),
     ],
 )
-def test_batches_without_one_size(nest: Any, found: str) -> None:
-    with pytest.raises(WeftError, match=rf"the targets need one first dimension, the samples \({found}\)"):
-        batch_size(nest, what="the targets")
+def test_batches_without_one_size(tree: Any, found: str) -> None:
+    with pytest.raises(WeftError, match=rf"the targets must have the same first dimension, the samples \({found}\)"):
+        batch_size(tree, what="the targets")
 
 
 @given(st.integers(0, 9), st.integers(1, 5))

@@ -114,16 +114,19 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "telemetry": ({"telemetry": 0}, r"telemetry must be a whole number of 1 or more \(got 0\)"),
     "more stages than layers": (
         {"stages": 5},
-        r"at least one layer a chunk \(layers: 4, chunks: 5\); use fewer stages",
+        r"at least one layer per chunk \(layers: 4, chunks: 5\); use fewer stages",
     ),
     "more chunks than layers": (
         {"schedule": "wpipe", "stages": 4},
-        r"at least one layer a chunk \(layers: 4, chunks: 8\); use fewer stages",
+        r"at least one layer per chunk \(layers: 4, chunks: 8\); use fewer stages",
     ),
-    "balance sum": ({"balance": [1, 2]}, r"balance: \[1, 2\], sum: 3.*layers: 4, chunks: 2\); use such as \[2, 2\]"),
+    "balance sum": (
+        {"balance": [1, 2]},
+        r"balance: \[1, 2\], sum: 3.*layers: 4, chunks: 2\); use for example \[2, 2\]",
+    ),
     "balance 0": ({"balance": [0, 4]}, r"balance\[0\] must be a whole number of 1 or more \(got 0\)"),
     "balance word": ({"balance": "times"}, r"balance is .*got 'times'\), did you mean 'time'\?"),
-    "balance time": ({"balance": "time"}, r"example: None\); give example="),
+    "balance time": ({"balance": "time"}, r"example: None\); pass example="),
     "recompute": (
         {"recompute": [True]},
         r"recompute is true, false, or one of them a chunk \(got \[True\], chunks: 2\)",
@@ -168,9 +171,9 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         frozen,
         r"nothing to train: no parameter needs a gradient \(parameters: 80, layers: 4\); set requires_grad",
     ),
-    "a function": (lambda: [nn.Linear(4, 4), torch.tanh], r"a list of layers holds nn\.Modules \(got "),
+    "a function": (lambda: [nn.Linear(4, 4), torch.tanh], r"a list of layers must hold nn\.Modules \(got "),
     "no module": (lambda: "model", r"only an nn\.Module can be cut into layers \(got str\)"),
-    "no example": (lambda: nn.Linear(4, 4), r"cut along an example.*example: None\); give"),
+    "no example": (lambda: nn.Linear(4, 4), r"needs an example.*example: None\); pass"),
 }
 
 
@@ -244,7 +247,7 @@ def test_nothing_is_given(what: str, rank: int, chunk: int) -> None:
 
 
 def test_parts_of_different_sizes() -> None:
-    with pytest.raises(WeftError, match=r"tensors of inputs need one first dimension, the samples \(sizes: 4, 8\)"):
+    with pytest.raises(WeftError, match=r"inputs must have the same first dimension, the samples \(sizes: 4, 8\)"):
         pipeline().step((rows(8), rows(4)), rows())
 
 
@@ -252,7 +255,7 @@ def test_a_batch_of_another_kind() -> None:
     class Encoded(collections.UserDict[str, Tensor]):
         pass
 
-    with pytest.raises(WeftError, match=r"tensors, numbers, texts and None.*Encoded"):
+    with pytest.raises(WeftError, match=r"tensors, numbers, strings and None.*Encoded"):
         pipeline().step(Encoded(x=rows()), rows())
 
 
@@ -448,7 +451,7 @@ EVERYWHERE = {  # on both ranks
     "schedule": r"all ranks need the same schedule \(rank 0: .*, rank 1: .*\); build",
     "replicas": r"replicas must divide the number of ranks \(ranks: 2, replicas: 3\)",
     "stages": r"stages: 4, ranks: 2, replicas: 1\); leave it out, or start 4 ranks",
-    "more stages than layers": r"at least one layer a chunk \(layers: 1, chunks: 2\)",
+    "more stages than layers": r"at least one layer per chunk \(layers: 1, chunks: 2\)",
 }
 FIRST_HAND = {  # the rank that knows, and what it says; the other one tells it on
     "batch": (0, WeftError, r"samples: 6, 4 micro-batches\); use a multiple of 4"),

@@ -106,8 +106,8 @@ def of(index: int, *values: Any, **options: Any) -> Message:
 # What the two ends do; every case is called on both ranks
 
 
-def nests(end: End) -> int:
-    """Any nest, any dtype, empty tensors and scalars, non-contiguous ones, losses and wishes for gradients."""
+def trees(end: End) -> int:
+    """Any tree, any dtype, empty tensors and scalars, non-contiguous ones, losses and wishes for gradients."""
     made = torch.Generator().manual_seed(1)
     every = [torch.randint(0, 100, (3, 5), generator=made).to(dtype) for dtype in DTYPES]
     values: list[Any] = [
@@ -344,11 +344,11 @@ def nobody_reads(end: End) -> list[Any]:
 
 Exchanged: TypeAlias = "list[dict[str, tuple[str, Any]]]"
 
-SHARING = [nests, sizes, many_descriptions, bounded, held]  # over shared memory too, with three slots
+SHARING = [trees, sizes, many_descriptions, bounded, held]  # over shared memory too, with three slots
 CASES: list[tuple[str, Callable[[End], Any], int, bool]] = [
     (f"{case.__name__} {slots}", case, slots, False)
     for case, several in (
-        (nests, (1, 3)),
+        (trees, (1, 3)),
         (plain_values, (3,)),
         (sizes, (1, 3)),
         (all_larger, (3,)),
@@ -417,8 +417,8 @@ def results(exchanged: Exchanged, name: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("nests 1", 22),
-        ("nests 3", 22),
+        ("trees 1", 22),
+        ("trees 3", 22),
         ("sizes 1", 165),
         ("sizes 3", 165),
         ("many_descriptions 1", 883),
@@ -426,7 +426,7 @@ def results(exchanged: Exchanged, name: str) -> list[Any]:
         ("long_descriptions 1", 6),
         ("long_descriptions 3", 6),
         ("all_larger 3", 4),
-        ("nests shared", 22),
+        ("trees shared", 22),
         ("sizes shared", 165),
         ("many_descriptions shared", 883),
     ],
@@ -526,7 +526,7 @@ def test_a_buffer_is_used_again_when_nothing_holds_it() -> None:
         lambda flat: flat[:64].view(torch.float32).requires_grad_().square(),  # held by its graph alone
         lambda flat: [flat.expand(3, -1)],
     ],
-    ids=["itself", "slice", "view", "detached", "array", "memory", "storage", "graph", "nest"],
+    ids=["itself", "slice", "view", "detached", "array", "memory", "storage", "graph", "tree"],
 )
 def test_a_buffer_is_not_given_away_while_anything_holds_it(hold: Callable[[Tensor], Any]) -> None:
     pool = Pool()

@@ -55,13 +55,13 @@ CASES = [
     *(Case(schedule=name, model="normed", options={"precision": "bf16"}) for name in ("1f1b", "wpipe")),
     *(Case(schedule=name, model="normed", options={"nan": "skip"}, nan_at=3) for name in ("gpipe", "2bw", "wpipe")),
     Case(schedule="2bw", options={"nan": "skip", "replicas": 2, "clip_norm": 0.05}, nan_at=2),
-    Case(schedule="wpipe", model="nest", options={"seed": 7}),
+    Case(schedule="wpipe", model="tree", options={"seed": 7}),
     *(Case(schedule=name, model="thrice") for name in ("1f1b", "2bw", "wpipe")),
 ]
 FEW = (
     "wpipe-tied-clip_norm=0.05",
     "2bw-tied-replicas=2-clip_norm=0.05-recompute=True",
-    "wpipe-nest-seed=7",
+    "wpipe-tree-seed=7",
     "1f1b-thrice",
     "2bw-thrice",
     "wpipe-thrice",
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 
 
 class Fork(nn.Module):
-    """Hands on a nest: a tensor, numbers without gradient, and a skip connection."""
+    """Hands on a tree: a tensor, numbers without gradient, and a skip connection."""
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         return {"x": x, "skip": (x, x.argmax(-1)), "scale": 2, "mask": x > 0}
@@ -133,7 +133,7 @@ def normed() -> nn.Sequential:
     )
 
 
-def nest() -> nn.Sequential:
+def tree() -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(WIDTH, WIDTH), Fork(), Pass(), Pass(), Pass(), Pass(), Join(), nn.Linear(WIDTH, WIDTH)
     )
@@ -146,7 +146,7 @@ def thrice() -> nn.Sequential:
     return model
 
 
-MODELS: dict[str, Callable[[], nn.Sequential]] = {"tied": tied, "normed": normed, "nest": nest, "thrice": thrice}
+MODELS: dict[str, Callable[[], nn.Sequential]] = {"tied": tied, "normed": normed, "tree": tree, "thrice": thrice}
 
 
 def loss_of_words(output: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What chunks hand over: any nest, any shape, skip connections; measured by plain training (`plain.py`)."""
+"""What chunks hand over: any tree, any shape, skip connections; measured by plain training (`plain.py`)."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def test_one_stage_is_a_plain_training_loop(name: str, optimizer: Any) -> None:
     assert losses == pytest.approx(expected, rel=1e-12)
 
 
-# Nests
+# Trees
 
 
 class Fork(nn.Module):
@@ -433,7 +433,7 @@ def on_two_ranks() -> dict[str, dict[str, Tensor]]:
     for name in ("1f1b", "wpipe"):
         made = {
             "texts": (texts(), lengths(GROW_SHRINK_ALTERNATE)),
-            "nests": (nested(), batches(4)),
+            "trees": (nested(), batches(4)),
             "skips": (unet(), batches(4)),
         }
         for kind, (model, data) in made.items():

@@ -97,12 +97,12 @@ def test_many_layers_are_no_trouble() -> None:
 
 @pytest.mark.parametrize("bad", [-1, -1e-9, float("nan"), float("inf")])
 def test_costs_that_are_none_are_refused(bad: float) -> None:
-    with pytest.raises(WeftError, match=r"finite number from 0 up \(layer: 1, cost: "):
+    with pytest.raises(WeftError, match=r"finite number of 0 or more \(layer: 1, cost: "):
         partition([1.0, bad, 1.0], 2)
 
 
 def test_more_chunks_than_layers_are_refused() -> None:
-    rule = r"needs at least one layer a chunk \(layers: 3, chunks: 8\); use fewer stages"
+    rule = r"needs at least one layer per chunk \(layers: 3, chunks: 8\); use fewer stages"
     with pytest.raises(WeftError, match=rule):
         partition([1, 2, 3], 8)
     for balance in ("parameters", "time", [1, 1, 1]):
@@ -171,12 +171,12 @@ def test_backward_runs_only_where_there_is_a_gradient() -> None:
     assert "inputs" not in runs
 
 
-class Nest(nn.Module):
+class ToTree(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Any]:
         return {"x": x, "parts": (x * 2, [x.argmax(-1)]), "note": None}
 
 
-class Unnest(nn.Module):
+class FromTree(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
@@ -189,11 +189,11 @@ class Unnest(nn.Module):
 
 class Several(nn.Module):
     def forward(self, x: Tensor, number: Tensor) -> Any:
-        return {1.5: x, "number": number}.items()  # no nest, but nothing comes after it
+        return {1.5: x, "number": number}.items()  # no tree, but nothing comes after it
 
 
 def test_layers_may_hand_over_nests() -> None:
-    assert len(layer_seconds([nn.Linear(4, 4), Nest(), Unnest(), Several()], torch.randn(2, 4))) == 4
+    assert len(layer_seconds([nn.Linear(4, 4), ToTree(), FromTree(), Several()], torch.randn(2, 4))) == 4
 
 
 class Draws(nn.Module):
@@ -265,7 +265,7 @@ def test_measuring_leaves_no_trace_of_a_failure() -> None:
 @pytest.mark.parametrize(
     ("balance", "words"),
     [
-        ([1, 2], r"balance: \[1, 2\], sum: 3, numbers: 2, layers: 4, chunks: 3\); use such as \[2, 1, 1\]"),
+        ([1, 2], r"balance: \[1, 2\], sum: 3, numbers: 2, layers: 4, chunks: 3\); use for example \[2, 1, 1\]"),
         ([1, 2, 2], r"balance: \[1, 2, 2\], sum: 5, numbers: 3, layers: 4, chunks: 3"),
         ([1, 3, 0], r"balance\[2\] must be a whole number of 1 or more \(got 0\)"),
         ([1, 2, 1.0], r"balance\[2\] must be a whole number of 1 or more \(got 1\.0\)"),
@@ -273,7 +273,7 @@ def test_measuring_leaves_no_trace_of_a_failure() -> None:
         ("times", r"'parameters', 'time' or the layers of each chunk \(got 'times'\), did you mean 'time'\?"),
         (None, r"'parameters', 'time' or the layers of each chunk \(got None\)"),
         (7, r"\(got 7\)"),
-        ("time", r"example: None\); give example=, the inputs of a micro-batch, or use balance='parameters'"),
+        ("time", r"example: None\); pass example=, the inputs of a micro-batch, or use balance='parameters'"),
     ],
 )
 def test_what_is_no_balance_is_refused(balance: Any, words: str) -> None:

@@ -73,15 +73,15 @@ def test_inputs_come_in_the_form_of_the_example(skips: Cut) -> None:
 
 
 def test_arguments_of_any_kind() -> None:
-    def forward(linear: nn.Module, x: Tensor, *more: Tensor, flag: bool, nest: Any = None, **rest: Any) -> Any:
+    def forward(linear: nn.Module, x: Tensor, *more: Tensor, flag: bool, tree: Any = None, **rest: Any) -> Any:
         h = linear(x) if flag else x
         cut()
-        return h + sum(more) + nest["deep"][0] + rest["other"]
+        return h + sum(more) + tree["deep"][0] + rest["other"]
 
     model = Function(forward)
-    example = {"x": rows(4), "flag": True, "nest": {"deep": [rows(4), None]}, "other": rows(4)}
+    example = {"x": rows(4), "flag": True, "tree": {"deep": [rows(4), None]}, "other": rows(4)}
     layers = cut_layers(model, at=None, example=example)
-    smaller = {"x": rows(2), "flag": True, "nest": {"deep": [rows(2), None]}, "other": rows(2)}
+    smaller = {"x": rows(2), "flag": True, "tree": {"deep": [rows(2), None]}, "other": rows(2)}
     expect_same(model, layers, smaller)
 
 
@@ -281,7 +281,7 @@ def test_a_failed_cut_leaves_the_model_as_it_was() -> None:
     model = Stack(Counting(), Function(lambda linear, x: linear(x) if x.sum() > 0 else x))
     model.eval()
     buffers = dict(model.named_buffers())
-    with pytest.raises(WeftError, match=r"torch.export can't write down the forward of Stack") as failure:
+    with pytest.raises(WeftError, match=r"torch.export can't export the forward of Stack") as failure:
         cut_layers(model, at=["blocks.1"], example=rows(4))
     assert "data-dependent" in str(failure.value)
     assert "test_cut.py:" in str(failure.value)

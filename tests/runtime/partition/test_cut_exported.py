@@ -71,7 +71,7 @@ def test_a_pipe_knows_one_mode() -> None:
     inputs = (rows(4), rows(4, seed=1))
     layers = cut_layers(piped(Marked(dropout=0.5), *inputs), at=None, example=None)
     run(layers, inputs)
-    with pytest.raises(WeftError, match="exported for training has no graph for evaluation; give weft the model"):
+    with pytest.raises(WeftError, match="exported for training has no graph for evaluation; pass the model"):
         run([layer.eval() for layer in layers], inputs)
 
 

@@ -35,7 +35,7 @@ def test_layers_in_different_modes_are_refused_where_it_shows() -> None:
     model = Function(forward)
     layers = cut_layers(model, at=None, example=rows(4))
     layers[0].eval()
-    with pytest.raises(WeftError, match=r"in the same mode \(values: 1, wanted: 2\); call train\(\) or eval\(\)"):
+    with pytest.raises(WeftError, match=r"in the same mode \(values: 1, expected: 2\); call train\(\) or eval\(\)"):
         run(layers, rows(4))
 
 
@@ -57,9 +57,9 @@ def test_inputs_that_torch_export_fixes() -> None:
         (inputs(3, 6, WIDTH), r"torch.export fixed x to a tensor of \[any, 5, 8\] \(got a tensor of \[3, 6, 8\]\)"),
         (inputs(5, WIDTH), r"torch.export fixed x to a tensor of \[any, 5, 8\] \(got a tensor of \[5, 8\]\)"),
         (inputs(4, 5, WIDTH), r"fixed the inputs to .*% 3 == 0 \(got x: a tensor of \[4, 5, 8\]; mask: None\)"),
-        (inputs(3, 5, WIDTH, mask=torch.ones(3)), r"fixed mask to None \(got a tensor of \[3\]\); give an example"),
-        (torch.randn(3, 5, WIDTH), "inputs must have the form of the example"),
-        ({"x": torch.randn(3, 5, WIDTH)}, "inputs must have the form of the example"),
+        (inputs(3, 5, WIDTH, mask=torch.ones(3)), r"fixed mask to None \(got a tensor of \[3\]\); pass an example"),
+        (torch.randn(3, 5, WIDTH), "inputs must have the structure of the example"),
+        ({"x": torch.randn(3, 5, WIDTH)}, "inputs must have the structure of the example"),
     ):
         with pytest.raises(WeftError, match=message):
             run(layers, given)
@@ -85,8 +85,8 @@ def test_sizes_are_fixed_where_they_cannot_be_free() -> None:
     ("at", "message"),
     [
         (["block.1"], "Stack has no submodule 'block.1' to cut at, did you mean 'blocks.1'?"),
-        ([""], "Stack has no submodule '' to cut at; its first is 'blocks'"),
-        ([], "there is nothing to cut at"),
+        ([""], "Stack has no submodule '' to cut at; its first submodule is 'blocks'"),
+        ([], r"a model is cut at submodules \(names: none"),
         (["blocks.1", "blocks.1"], r"cut once before a submodule \(given 2 times: blocks.1\); drop one"),
         (["blocks.2", "blocks.1"], r"\(given: blocks.2, blocks.1\); this is blocks.1, blocks.2"),
         (["blocks"], r"forward calls \(blocks isn't called\); name another one such as blocks.0"),

@@ -1,8 +1,8 @@
-"""Where to cut: a model's layers into contiguous chunks, as even as they can be.
+"""Divide a model's layers into contiguous chunks, as evenly as possible.
 
-A pipeline is as fast as its slowest chunk, so the largest one is made as small as it can be, and only then are the
-others evened out. Parameters are alike on every rank, and known before anything runs. Times are measured on the layers
-themselves, which are left as they were; as no two measurements are alike, one rank has to decide for all.
+A pipeline is as fast as its slowest chunk, so the largest chunk is made as small as possible, and then the others are
+evened out. Parameter counts are the same on every rank, and known before anything runs. Times are measured on the
+layers, whose state is restored afterwards; since measurements differ, one rank decides for all.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from weft.text import did_you_mean
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
 
-WAYS = ("parameters", "time")
-EXACT = 1 << 62  # whole numbers below are added exactly; as a sum of squares, more than any
+MODES = ("parameters", "time")
+EXACT_LIMIT = 1 << 62  # whole numbers below it are added exactly; no sum of squares reaches it
 
 
 def chunk_layers(balance: str | Sequence[int], layers: Sequence[nn.Module], chunks: int, *, example: Any) -> list[int]:
-    """The layers of each chunk: evened out by parameters or by time, or as the user says."""
+    """The number of layers of each chunk: evened out by parameters or by time, or as given."""
     _check_counts(layers=len(layers), chunks=chunks)
-    if not isinstance(balance, str) or balance not in WAYS:
-        return _given(balance, layers=len(layers), chunks=chunks)
+    if not isinstance(balance, str) or balance not in MODES:
+        return _check_given(balance, layers=len(layers), chunks=chunks)
     if balance == "parameters":
         return partition(layer_parameters(layers), chunks)
     if example is None:
         raise WeftError(
-            "balance='time' runs the layers on an example (example: None); give example=, the inputs of a "
+            "balance='time' runs the layers on an example (example: None); pass example=, the inputs of a "
             "micro-batch, or use balance='parameters'"
         )
     return partition(layer_seconds(layers, example), chunks)
 
 
-def _given(balance: Any, *, layers: int, chunks: int) -> list[int]:
+def _check_given(balance: Any, *, layers: int, chunks: int) -> list[int]:
     if isinstance(balance, str) or not isinstance(balance, Sequence | np.ndarray):
-        hint = did_you_mean(balance, WAYS) if isinstance(balance, str) else ""
+        hint = did_you_mean(balance, MODES) if isinstance(balance, str) else ""
         raise WeftError(f"balance is 'parameters', 'time' or the layers of each chunk (got {balance!r}){hint}")
-    check_sizes(**{f"balance[{number}]": one for number, one in enumerate(balance)})
-    counts = [int(one) for one in balance]
+    check_sizes(**{f"balance[{chunk}]": count for chunk, count in enumerate(balance)})
+    counts = [int(count) for count in balance]
     if len(counts) != chunks or sum(counts) != layers:
         raise WeftError(
-            f"balance tells the layers of each chunk, all of them (balance: {counts}, sum: {sum(counts)}, numbers: "
-            f"{len(counts)}, layers: {layers}, chunks: {chunks}); use such as {partition([1] * layers, chunks)}"
+            f"balance must give the layers of each chunk, all of them (balance: {counts}, sum: {sum(counts)}, numbers: "
+            f"{len(counts)}, layers: {layers}, chunks: {chunks}); use for example {partition([1] * layers, chunks)}"
         )
     return counts
 
@@ -65,7 +65,7 @@ def _check_counts(*, layers: int, chunks: int) -> None:
     check_sizes(chunks=chunks)
     if layers < chunks:
         raise WeftError(
-            f"a pipeline needs at least one layer a chunk (layers: {layers}, chunks: {chunks}); use fewer stages"
+            f"a pipeline needs at least one layer per chunk (layers: {layers}, chunks: {chunks}); use fewer stages"
         )
 
 
@@ -73,61 +73,63 @@ def _check_counts(*, layers: int, chunks: int) -> None:
 
 
 def partition(costs: Sequence[float], chunks: int) -> list[int]:
-    """The layers of each chunk: the largest chunk as small as can be, and then the least sum of squares.
+    """The number of layers of each chunk: the smallest possible largest chunk, then the least sum of squares.
 
-    Exact for whole numbers, except that squares of more than 62 bits are rounded. The same costs give the same cuts;
-    layers that cost nothing stay with the one before them.
+    Exact for whole numbers, except that squares of more than 62 bits are rounded. The same costs give the same result;
+    a layer that costs nothing stays with the previous one.
     """
     _check_counts(layers=len(costs), chunks=chunks)
-    sums = np.concatenate([[0], np.cumsum(_numbers(costs))])
-    largest = _least(sums, chunks, sums[-1], np.maximum, sums.dtype)[-1, -1]
-    squares = sums.dtype if int(sums[-1]) ** 2 < EXACT else np.dtype(float)
-    table = _least(sums, chunks, largest, _add_square, squares)
+    sums = np.concatenate([[0], np.cumsum(_as_array(costs))])
+    largest = _least_costs(sums, chunks, sums[-1], np.maximum, sums.dtype)[-1, -1]
+    squares = sums.dtype if int(sums[-1]) ** 2 < EXACT_LIMIT else np.dtype(float)
+    table = _least_costs(sums, chunks, largest, _add_square, squares)
     counts = []
     end = len(costs)
     for chunk in reversed(range(chunks)):
-        first, parts = _parts(sums, end, largest)
-        counts.append(1 + int(np.argmin(_add_square(table[chunk, first:end], parts)[::-1])))
+        first, chunk_costs = _chunk_costs(sums, end, largest)
+        counts.append(1 + int(np.argmin(_add_square(table[chunk, first:end], chunk_costs)[::-1])))
         end -= counts[-1]
     return counts[::-1]
 
 
-def _least(
+def _least_costs(
     sums: Numbers, chunks: int, limit: Any, combine: Callable[[Numbers, Numbers], Numbers], dtype: np.dtype[Any]
 ) -> Numbers:
-    """table[k, n]: the least that k chunks of the first n layers come to, none of them larger than the limit."""
-    table = np.full((chunks + 1, len(sums)), np.inf if dtype.kind == "f" else EXACT, dtype)
+    """table[k, n]: the least cost of the first n layers in k chunks, none of them larger than the limit."""
+    table = np.full((chunks + 1, len(sums)), np.inf if dtype.kind == "f" else EXACT_LIMIT, dtype)
     table[0, 0] = 0
     for end in range(1, len(sums)):
-        first, parts = _parts(sums, end, limit)
-        table[1:, end] = combine(table[:-1, first:end], parts).min(axis=1)
+        first, chunk_costs = _chunk_costs(sums, end, limit)
+        table[1:, end] = combine(table[:-1, first:end], chunk_costs).min(axis=1)
     return table
 
 
-def _parts(sums: Numbers, end: int, limit: Any) -> tuple[int, Numbers]:
-    """The largest chunk within the limit that ends here, by its first layer; its cost, and that of all smaller ones."""
-    parts = sums[end] - sums[:end]
-    first = int(np.count_nonzero(parts > limit))
-    return first, parts[first:]
+def _chunk_costs(sums: Numbers, end: int, limit: Any) -> tuple[int, Numbers]:
+    """The costs of all chunks within the limit that end at a layer, by first layer; and the first of these layers."""
+    costs = sums[end] - sums[:end]
+    first = int(np.count_nonzero(costs > limit))
+    return first, costs[first:]
 
 
-def _add_square(before: Numbers, part: Numbers) -> Numbers:
-    part = part.astype(before.dtype)
-    squares: Numbers = before + part * part
+def _add_square(before: Numbers, cost: Numbers) -> Numbers:
+    cost = cost.astype(before.dtype)
+    squares: Numbers = before + cost * cost
     return squares
 
 
-def _numbers(costs: Sequence[float]) -> Numbers:
-    """Costs as whole numbers if they are, else scaled so that squares stay numbers; if all are 0, all are alike."""
+def _as_array(costs: Sequence[float]) -> Numbers:
+    """Whole numbers as such, others scaled so that squares don't overflow; if all costs are 0, all become 1."""
     for layer, cost in enumerate(costs):
         if not 0 <= cost < math.inf:
-            raise WeftError(f"the cost of a layer is a finite number from 0 up (layer: {layer}, cost: {cost!r})")
+            raise WeftError(
+                f"the cost of a layer must be a finite number of 0 or more (layer: {layer}, cost: {cost!r})"
+            )
     if not any(costs):
         return np.ones(len(costs), np.int64)
     if all(cost == int(cost) for cost in costs):
         divisor = math.gcd(*map(int, costs))
         whole = [int(cost) // divisor for cost in costs]
-        if sum(whole) < EXACT:
+        if sum(whole) < EXACT_LIMIT:
             return np.array(whole, np.int64)
     _, exponent = math.frexp(max(costs))
     return np.array([math.ldexp(cost, -exponent) for cost in costs])
@@ -137,24 +139,24 @@ def _numbers(costs: Sequence[float]) -> Numbers:
 
 
 def layer_parameters(layers: Sequence[nn.Module]) -> list[int]:
-    """How many numbers the parameters of each layer hold; those that several layers share count in the first."""
+    """The number of parameter elements of each layer; a shared parameter counts in the first layer that has it."""
     seen: set[int] = set()
     counts = []
     for layer in layers:
-        own = [one for one in layer.parameters() if id(one) not in seen]
-        seen |= {id(one) for one in own}
-        counts.append(sum(one.numel() for one in own))
+        new = [parameter for parameter in layer.parameters() if id(parameter) not in seen]
+        seen |= {id(parameter) for parameter in new}
+        counts.append(sum(parameter.numel() for parameter in new))
     return counts
 
 
 def layer_seconds(layers: Sequence[nn.Module], example: Any, *, repeats: int = 5) -> list[float]:
-    """How long each layer takes, forward and backward, fed with what the layers before it make of the example."""
+    """The time of each layer, forward and backward, on what the previous layers make of the example."""
     check_sizes(repeats=repeats)
     seconds = []
     value = map_tensors(torch.detach, example)
-    with _as_they_were(layers, value), torch.enable_grad():
+    with _state_restored(layers, value), torch.enable_grad():
         for number, layer in enumerate(layers):
-            output = _run(layer, value, first=number == 0)[0]  # the first time is slower than others
+            output = _run(layer, value, first=number == 0)[0]  # a warm-up: the first run is slower
             seconds.append(statistics.median(_run(layer, value, first=number == 0)[1] for _ in range(repeats)))
             if number < len(layers) - 1:
                 value = map_tensors(torch.detach, output)
@@ -162,28 +164,29 @@ def layer_seconds(layers: Sequence[nn.Module], example: Any, *, repeats: int = 5
 
 
 def _run(layer: nn.Module, value: Any, *, first: bool) -> tuple[Any, float]:
-    """Run a layer once; what it gives, and the seconds that it took."""
+    """Run a layer once; its output, and the seconds that it took."""
     tensors, skeleton = flatten(value)
     leaves = [
-        one.detach().requires_grad_(not first and (one.is_floating_point() or one.is_complex())) for one in tensors
+        tensor.detach().requires_grad_(not first and (tensor.is_floating_point() or tensor.is_complex()))
+        for tensor in tensors
     ]
-    given = unflatten(skeleton, [one.clone() for one in leaves])  # a layer may write to what it is given
-    wanted = [one for one in (*leaves, *layer.parameters()) if one.requires_grad]
-    devices = {one.device for one in (*leaves, *layer.parameters())}
+    inputs = unflatten(skeleton, [leaf.clone() for leaf in leaves])  # a layer may write to its inputs
+    wanted = [tensor for tensor in (*leaves, *layer.parameters()) if tensor.requires_grad]
+    devices = {tensor.device for tensor in (*leaves, *layer.parameters())}
     start = _now(devices)
-    output = call(layer, given)
+    output = call(layer, inputs)
     seconds = _now(devices) - start
-    roots = [one for one in _tensors(output) if one.requires_grad]
+    roots = [tensor for tensor in _tensors(output) if tensor.requires_grad]
     if roots and wanted:
-        grads = [torch.ones_like(one) for one in roots]
+        grads = [torch.ones_like(root) for root in roots]
         start = _now(devices)
-        torch.autograd.grad(roots, wanted, grads, allow_unused=True)  # which leaves no .grad behind
+        torch.autograd.grad(roots, wanted, grads, allow_unused=True)  # sets no .grad
         seconds += _now(devices) - start
     return output, seconds
 
 
 def _now(devices: set[torch.device]) -> float:
-    """The time when all work is done that was begun."""
+    """The time when all work that was started is done."""
     for device in devices:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
@@ -191,7 +194,7 @@ def _now(devices: set[torch.device]) -> float:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """What there is in any value: the last layer may return what no chunk could hand over."""
+    """All tensors in a value of any type: the last layer may return types that no message can hold."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -199,19 +202,19 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def _as_they_were(layers: Sequence[nn.Module], value: Any) -> Iterator[None]:
-    """Put generators and buffers back: dropout and running statistics shall not know that they were measured."""
+def _state_restored(layers: Sequence[nn.Module], value: Any) -> Iterator[None]:
+    """Restore random generators and buffers afterwards, so that measuring changes no result."""
     tensors = [tensor for layer in layers for _, _, tensor in tensors_of(layer)] + flatten(value)[0]
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
     places = [place for layer in layers for place in tensors_of(layer) if not isinstance(place[2], nn.Parameter)]
     copies = [buffer.clone() for _, _, buffer in places]
-    generators = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(sorted(devices)):
             yield
     finally:
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
         with torch.no_grad():
             for (owner, name, buffer), copy in zip(places, copies, strict=True):
                 setattr(owner, name, buffer)

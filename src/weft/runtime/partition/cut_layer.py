@@ -1,7 +1,7 @@
-"""A layer of a model that was cut: what it holds, and what it does when it is called.
+"""A layer of a model that was cut.
 
-It has a graph for each mode. Parameters and buffers hang in the layer under the model's own names and are handed to
-the graph in every call, so they can be replaced and moved as those of any module.
+It has a graph for each mode. Parameters and buffers are attached to the layer under the model's names and passed to the
+graph in every call, so they can be replaced and moved as those of any module.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
 
 def as_call(inputs: Any) -> Call:
-    """The arguments that inputs stand for."""
+    """Inputs as positional and keyword arguments."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
 class CutLayer(nn.Module):
-    """A layer of a model that was cut. Under the model's names it holds the tensors that its graphs use."""
+    """A layer of a model that was cut, with the tensors that its graphs use, under the model's names."""
 
-    def __init__(self, starts: str) -> None:
+    def __init__(self, first_submodule: str) -> None:
         super().__init__()
-        self.weft_parts: dict[bool, Part] = {}  # by mode
-        self.weft_starts = starts
+        self.weft_graphs: dict[bool, LayerGraph] = {}  # by mode: training or not
+        self.weft_first_submodule = first_submodule
 
     def forward(self, carry: Any) -> Any:
-        part = self.weft_parts.get(self.training)
-        if part is None:
-            own, asked = ("evaluation", "training") if self.training else ("training", "evaluation")
+        graph = self.weft_graphs.get(self.training)
+        if graph is None:
+            exported, wanted = ("evaluation", "training") if self.training else ("training", "evaluation")
             raise WeftError(
-                f"a model that was exported for {own} has no graph for {asked}; "
-                "give weft the model that it was made from"
+                f"a model that was exported for {exported} has no graph for {wanted}; "
+                "pass the model that it was exported from"
             )
-        values = part.reads.read(carry) if part.reads else carry
-        if len(values) != part.carried:
+        values = graph.input_signature.flatten_inputs(carry) if graph.input_signature else carry
+        if len(values) != graph.carried:
             raise WeftError(
-                f"a layer takes what the layer before it returns in the same mode (values: {len(values)}, wanted: "
-                f"{part.carried}); call train() or eval() on all layers"
+                f"a layer takes what the previous layer returns in the same mode (values: {len(values)}, expected: "
+                f"{graph.carried}); call train() or eval() on all layers"
             )
-        part.follow(values)
-        results = part.code(*values, *(getattr(*place) for place in part.places), *part.constants)
-        return part.writes.unflatten(results) if part.writes else results
+        graph.move_to_device_of(values)
+        results = graph.code(*values, *(getattr(*place) for place in graph.places), *graph.constants)
+        return graph.output_signature.unflatten(results) if graph.output_signature else results
 
     def extra_repr(self) -> str:
-        return f"from {self.weft_starts}" if self.weft_starts else ""
+        return f"from {self.weft_first_submodule}" if self.weft_first_submodule else ""
 
 
-def hold(layer: CutLayer, tensor: Tensor, name: str, persistent: bool) -> tuple[nn.Module, str]:
-    """Hang a parameter or buffer into a layer under its own name. Returns its owner and its name there."""
+def attach_tensor(layer: CutLayer, tensor: Tensor, name: str, persistent: bool) -> tuple[nn.Module, str]:
+    """Attach a parameter or buffer to a layer under its name in the model. Returns its owner and its name there."""
     *path, leaf = name.split(".")
     owner: nn.Module = layer
-    for step in path:
-        if step not in dict(owner.named_children()):
-            setattr(owner, step, nn.Module())
-        owner = owner.get_submodule(step)
+    for child in path:
+        if child not in dict(owner.named_children()):
+            setattr(owner, child, nn.Module())
+        owner = owner.get_submodule(child)
     if isinstance(tensor, nn.Parameter):
         setattr(owner, leaf, tensor)
     else:
@@ -71,19 +71,19 @@ def hold(layer: CutLayer, tensor: Tensor, name: str, persistent: bool) -> tuple[
 
 
 @dataclass(kw_only=True)
-class Part:
-    """What a layer does in one mode."""
+class LayerGraph:
+    """What a layer computes in one mode."""
 
-    code: fx.GraphModule  # of the carry, the tensors at `places` and the constants
-    carried: int
-    places: list[tuple[nn.Module, str]]
+    code: fx.GraphModule  # takes the carry, the tensors at `places` and the constants
+    carried: int  # number of values in the carry
+    places: list[tuple[nn.Module, str]]  # of parameters and buffers: owner, attribute
     constants: list[Tensor]
     device: torch.device | None
-    reads: Form | None  # of the first layer
-    writes: Form | None  # of the last layer
+    input_signature: Signature | None  # only for the first layer
+    output_signature: Signature | None  # only for the last layer
 
-    def follow(self, values: Iterable[Any]) -> None:
-        """Go where the inputs are: the graph names the device that the example was on."""
+    def move_to_device_of(self, values: Iterable[Any]) -> None:
+        """The graph names the device of the example; replace it by that of the inputs."""
         device = next((value.device for value in values if isinstance(value, Tensor)), self.device)
         if device == self.device:
             return
@@ -98,33 +98,33 @@ class Part:
                     node.args = tuple(map(moved, node.args))
                     node.kwargs = {key: moved(value) for key, value in node.kwargs.items()}
                 module.recompile()
-        self.constants = [one.to(device) if one.device == old else one for one in self.constants]
+        self.constants = [tensor.to(device) if tensor.device == old else tensor for tensor in self.constants]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """The form of a model's inputs and outputs."""
+class Signature:
+    """The structure of a model's inputs and outputs."""
 
-    inputs: list[Input]
-    guards: list[nn.Module]  # what torch.export assumes of sizes
+    inputs: list[ExportedInput]
+    guards: list[nn.Module]  # raise if sizes are not as torch.export assumes
     flatten: Callable[[Call], list[Any]]
     unflatten: Callable[[Any], Any]
 
-    def __deepcopy__(self, _: Any) -> Form:
-        return self  # never changes, and torch.export's own forms warn when they are copied
+    def __deepcopy__(self, _: Any) -> Signature:
+        return self  # it never changes, and the specs of torch.export warn when they are copied
 
-    def read(self, inputs: Any) -> list[Any]:
-        """The inputs as the graph takes them."""
+    def flatten_inputs(self, inputs: Any) -> list[Any]:
+        """The inputs as a flat list, checked against what was exported."""
         try:
             leaves = self.flatten(as_call(inputs))
             given = list(zip(self.inputs, leaves, strict=True))
         except (KeyError, ValueError) as error:
-            raise WeftError(f"inputs must have the form of the example ({error}); give another example") from error
-        for one, leaf in given:
-            if not one.accepts(leaf):
+            raise WeftError(f"inputs must have the structure of the example ({error}); pass another example") from error
+        for exported, leaf in given:
+            if not exported.accepts(leaf):
                 raise WeftError(
-                    f"torch.export fixed {one.name} to {one} (got {_show(leaf)}); "
-                    "give an example that is like the micro-batches"
+                    f"torch.export fixed {exported.name} to {exported} (got {_show(leaf)}); "
+                    "pass an example that is like the micro-batches"
                 )
         for guard in self.guards:
             try:
@@ -132,25 +132,25 @@ class Form:
             except AssertionError as error:
                 raise WeftError(
                     f"torch.export fixed the inputs to {str(error).removeprefix('Guard failed: ')} (got "
-                    f"{'; '.join(f'{one.name}: {_show(leaf)}' for one, leaf in given)}); "
-                    "give an example that is like the micro-batches"
+                    f"{'; '.join(f'{exported.name}: {_show(leaf)}' for exported, leaf in given)}); "
+                    "pass an example that is like the micro-batches"
                 ) from None
         return leaves
 
 
 @dataclass(frozen=True)
-class Input:
-    """An input as it was exported: a tensor of a shape whose free sizes are None, or a constant."""
+class ExportedInput:
+    """An input as it was exported: a tensor of a shape in which None is any size, or a constant."""
 
     name: str
     shape: tuple[int | None, ...] | None
     constant: Any
 
     @classmethod
-    def of(cls, name: str, value: Any) -> Input:
+    def of(cls, name: str, value: Any) -> ExportedInput:
         if not isinstance(value, Tensor):
             return cls(name, None, value)
-        sizes = map(str, value.shape)  # a size that was fixed later on still is a symbol, but reads as a number
+        sizes = map(str, value.shape)  # a size that was fixed later is still a symbol, but prints as a number
         return cls(name, tuple(int(size) if size.isdigit() else None for size in sizes), None)
 
     def accepts(self, value: Any) -> bool:

@@ -1,7 +1,6 @@
-"""A model's forward, written down as a graph by torch.export: as it is in training, and as it is in evaluation.
+"""A model's forward as a graph, made by torch.export, in training mode or in evaluation mode.
 
-A model that is exported already is read as it is, in the one mode that it was exported in: an ExportedProgram, or a
-Pipe of torch.distributed.pipelining.
+Models that are exported already, as an ExportedProgram or a Pipe of torch.distributed.pipelining, have one mode only.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from weft.errors import WeftError
 from weft.runtime.partition.cut_layer import Call
-from weft.runtime.partition.graphs import MARK, Forward, operator_name, read
+from weft.runtime.partition.graphs import MARK, ForwardGraph, operator_name, read_graph
 from weft.runtime.tree import flatten, map_tensors
 
-_NOT_THE_MODEL = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
+_LIBRARY_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
 
 
-def export(model: nn.Module, *, training: bool, at: Sequence[str] | None, call: Call) -> Forward:
-    """The forward of a model, with marks before the submodules `at`; None takes the marks that it has."""
+def export_forward(model: nn.Module, *, training: bool, at: Sequence[str] | None, call: Call) -> ForwardGraph:
+    """The forward of a model, with marks before the submodules `at`; None keeps the marks in its code."""
 
     def mark(name: str) -> Callable[..., None]:
         return lambda *_: MARK(name)
@@ -40,10 +39,10 @@ def export(model: nn.Module, *, training: bool, at: Sequence[str] | None, call: 
             handle = model.get_submodule(name).register_forward_pre_hook(mark(name), prepend=True)
             stack.callback(handle.remove)
         exported = _export(_Exportable(model), call)
-    whole, specs = exported.module(), exported.call_spec
-    return read(
-        whole,
-        owners=whole.children(),
+    module, specs = exported.module(), exported.call_spec
+    return read_graph(
+        module,
+        owners=module.children(),
         flatten=lambda call: specs.in_spec.flatten_up_to((call, {})),
         unflatten=specs.out_spec.unflatten,
         only_named=at is not None,
@@ -51,7 +50,7 @@ def export(model: nn.Module, *, training: bool, at: Sequence[str] | None, call: 
 
 
 class _Exportable(nn.Module):
-    """A model as it is exported: called with plain trees, whatever the signature of its forward."""
+    """A wrapper with one signature for all models: a tuple of arguments and a dict of keyword arguments."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -61,39 +60,40 @@ class _Exportable(nn.Module):
         before = dict(self.model.named_buffers())
         outputs = self.model(*args, **kwargs)
         for name, buffer in self.model.named_buffers():
-            if buffer is not before.get(name, buffer):  # it was assigned to, which torch.export forgets in a submodule
+            if buffer is not before.get(name, buffer):  # replaced, which torch.export ignores in a submodule
                 before[name].copy_(buffer.detach())
         return outputs
 
 
-def _export(whole: _Exportable, call: Call) -> ExportedProgram:
-    """Export with sizes as free as torch.export allows."""
+def _export(module: _Exportable, call: Call) -> ExportedProgram:
+    """Export with as many dynamic sizes as torch.export allows."""
     attempts = [(call, True), (call, False)]
     if {tensor.shape[0] for tensor in flatten(call)[0] if tensor.dim()} == {1}:
-        attempts.insert(0, (map_tensors(_twice, call), True))  # torch.export would take the one sample for a fixed size
+        attempts.insert(0, (map_tensors(_doubled, call), True))  # torch.export would fix a size of 1
     cause = Exception()
-    for inputs, free in attempts:
+    for inputs, dynamic in attempts:
         shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
         for tensor in flatten(inputs)[0]:
-            shapes[tensor] = tuple(Dim.AUTO if free and size > 1 else Dim.STATIC for size in tensor.shape)
+            shapes[tensor] = tuple(Dim.AUTO if dynamic and size > 1 else Dim.STATIC for size in tensor.shape)
         try:
             with torch.enable_grad(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", r"The tensor attributes? self\.\S*_flat_weights\[0\]")  # of nn.LSTM
-                return torch.export.export(whole, inputs, dynamic_shapes=shapes)
+                return torch.export.export(module, inputs, dynamic_shapes=shapes)
         except Exception as error:
             cause = error
             if "data-dependent" in str(error):
                 break
     reason = next(iter(str(cause).strip().splitlines()), "")
-    frames = [one for one in traceback.extract_tb(cause.__traceback__) if not one.filename.startswith(_NOT_THE_MODEL)]
+    frames = traceback.extract_tb(cause.__traceback__)
+    frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
     place = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     raise WeftError(
-        f"torch.export can't write down the forward of {type(whole.model).__name__} ({type(cause).__name__}: {reason}"
-        f"{place}); rewrite that place, or give weft an nn.Sequential or a list of layers"
+        f"torch.export can't export the forward of {type(module.model).__name__} ({type(cause).__name__}: {reason}"
+        f"{place}); rewrite that place, or pass an nn.Sequential or a list of layers"
     ) from cause
 
 
-def _twice(tensor: Tensor) -> Tensor:
+def _doubled(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, tensor]).detach() if tensor.dim() else tensor
 
 
@@ -104,13 +104,13 @@ def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
         model.train(training)
         yield
     finally:
-        for module, own in modes:
-            module.training = own
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextlib.contextmanager
 def _without_cache(model: nn.Module) -> Iterator[None]:
-    """A Hugging Face model returns its cache unless its config says otherwise."""
+    """Without this, a Hugging Face model returns its cache of keys and values."""
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     caching = [config for config in configs if getattr(config, "use_cache", None) is True]
     try:
@@ -129,16 +129,16 @@ def is_exported(model: Any) -> bool:
     return isinstance(model, ExportedProgram) or _is_pipe(model)
 
 
-def read_exported(model: Any) -> dict[bool, Forward]:
-    """The forward of a model that is exported already, by the modes that it serves."""
-    forward = _of_pipe(model) if _is_pipe(model) else _of_program(model)
-    training = _training(forward.whole.graph)
+def read_exported(model: Any) -> dict[bool, ForwardGraph]:
+    """The forward of a model that is exported already, for each mode that it supports."""
+    forward = _read_pipe(model) if _is_pipe(model) else _read_program(model)
+    training = _is_training(forward.module.graph)
     return dict.fromkeys((True, False) if training is None else (training,), forward)
 
 
-def _of_program(program: ExportedProgram) -> Forward:
-    whole, specs = program.module(), program.call_spec
-    return read(whole, owners=[whole], flatten=specs.in_spec.flatten_up_to, unflatten=specs.out_spec.unflatten)
+def _read_program(program: ExportedProgram) -> ForwardGraph:
+    module, specs = program.module(), program.call_spec
+    return read_graph(module, owners=[module], flatten=specs.in_spec.flatten_up_to, unflatten=specs.out_spec.unflatten)
 
 
 def _is_pipe(model: Any) -> bool:
@@ -146,10 +146,10 @@ def _is_pipe(model: Any) -> bool:
     return pipelining is not None and isinstance(model, pipelining.Pipe)
 
 
-def _of_pipe(pipe: Any) -> Forward:
-    """A Pipe's stages as one graph again, with a mark before each."""
+def _read_pipe(pipe: Any) -> ForwardGraph:
+    """The stages of a Pipe, joined into one graph with a mark before each."""
     stages = pipe.split_gm
-    for replicas in pipe.replicated_params:  # a Pipe copies a tied parameter; they are to be one again
+    for replicas in pipe.replicated_params:  # a Pipe copies tied parameters; tie them again
         shared = stages.get_parameter(".".join(next(iter(replicas.items()))))
         for stage, name in replicas.items():
             path, _, leaf = f"{stage}.{name}".rpartition(".")
@@ -158,21 +158,21 @@ def _of_pipe(pipe: Any) -> Forward:
     inputs = [graph.node_copy(node) for node in stages.graph.find_nodes(op="placeholder")]
     graph.output(_inline(graph, stages, "", inputs))
 
-    def in_order(call: Call) -> list[Any]:
+    def flatten_call(call: Call) -> list[Any]:
         args, kwargs = call
         return [*args, *(kwargs[node.name] for node in inputs[len(args) :])]
 
-    whole = fx.GraphModule(stages, graph)
-    return read(whole, owners=stages.children(), flatten=in_order, unflatten=lambda results: results)
+    module = fx.GraphModule(stages, graph)
+    return read_graph(module, owners=stages.children(), flatten=flatten_call, unflatten=lambda results: results)
 
 
 def _inline(graph: fx.Graph, module: Any, prefix: str, arguments: Iterable[Any]) -> Any:
-    """Write a module's graph, and those of the modules that it calls, into another graph; returns its output."""
-    given, values = iter(arguments), dict[fx.Node, Any]()
+    """Copy the graph of a module, and of the modules that it calls, into another graph; returns its output."""
+    unused, values = iter(arguments), dict[fx.Node, Any]()
     for node in module.graph.nodes:
         args = fx.map_arg(node.args, values.__getitem__)
         if node.op == "placeholder":
-            values[node] = next(given)
+            values[node] = next(unused)
         elif node.op == "output":
             return args[0]
         elif node.op == "call_module":
@@ -188,8 +188,8 @@ def _inline(graph: fx.Graph, module: Any, prefix: str, arguments: Iterable[Any])
     raise AssertionError("a graph ends with its output")
 
 
-def _training(graph: fx.Graph) -> bool | None:
-    """Whether a graph is one for training; None if it computes the same in both modes."""
+def _is_training(graph: fx.Graph) -> bool | None:
+    """Whether a graph was exported in training mode; None if it computes the same in both modes."""
     flags: list[bool] = []
     for node in graph.nodes:
         name = operator_name(node)

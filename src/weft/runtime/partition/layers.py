@@ -1,7 +1,7 @@
-"""A model as a list of layers, with the names that its user knows.
+"""A model as a list of layers, with the parameter names of the user's model.
 
-Layers are called one after the other, as `nn.Sequential` does it: each takes what the one before it gave. A tuple is
-unpacked for a layer whose forward needs several arguments, a dict for one whose arguments bear its keys.
+Layers are called one after the other, as in `nn.Sequential`, each with the output of the previous one. A tuple is
+unpacked for a layer whose forward needs several arguments, a dict for a layer whose arguments have its keys.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from weft.runtime.tree import map_tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The whole model, as every rank is given it: each keeps the layers of its own chunks."""
+    """The whole model, as every rank gets it; a rank then keeps the layers of its own chunks."""
 
     layers: list[nn.Module]
     state: dict[str, Tensor]  # name -> parameter or persistent buffer, as in its state_dict
 
     def names(self) -> dict[int, list[str]]:
-        """The names of a tensor: several, if it is tied."""
+        """The names of each tensor, by id; a tied tensor has several."""
         names: dict[int, list[str]] = defaultdict(list)
         for name, tensor in self.state.items():
             names[id(tensor)].append(name)
@@ -36,31 +36,31 @@ class Model:
 
 
 def model_of(model: Any, *, cut: Sequence[str] | None, example: Any) -> Model:
-    """Take a model in any form that it may be given in."""
+    """A model in any supported form, as layers."""
     if isinstance(model, list | tuple | nn.ModuleList) and not isinstance(model, nn.Sequential):
-        if strange := [one for one in model if not isinstance(one, nn.Module)]:
-            raise WeftError(f"a list of layers holds nn.Modules (got {type(strange[0]).__name__})")
+        if others := [layer for layer in model if not isinstance(layer, nn.Module)]:
+            raise WeftError(f"a list of layers must hold nn.Modules (got {type(others[0]).__name__})")
         model = model if isinstance(model, nn.ModuleList) else nn.Sequential(*model)
     if isinstance(model, nn.Sequential | nn.ModuleList) and cut is None:
         layers = list(model)
     else:
-        whole = None if example is None else map_tensors(Tensor.clone, example)  # a view would be exported as one
-        layers = cut_layers(model, at=cut, example=whole)
+        copied = None if example is None else map_tensors(Tensor.clone, example)  # a view would be exported as a view
+        layers = cut_layers(model, at=cut, example=copied)
     if not layers:
-        raise WeftError("a model needs at least one layer (got an empty one)")
+        raise WeftError("a model needs at least one layer (got none)")
     named = model if isinstance(model, nn.Module) else nn.ModuleList(layers)
     state = {name: tensor for name, tensor in named.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     if not any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
-        held = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+        count = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
         raise WeftError(
-            f"there is nothing to train: no parameter needs a gradient (parameters: {held}, layers: {len(layers)}); "
-            "set requires_grad on those that are to be trained"
+            f"there is nothing to train: no parameter needs a gradient (parameters: {count}, layers: {len(layers)}); "
+            "set requires_grad on those to train"
         )
     return Model(layers=layers, state=state)
 
 
 def call(layer: nn.Module, value: Any) -> Any:
-    """Call a layer with what the one before it gave."""
+    """Call a layer with the output of the previous one."""
     if isinstance(value, Tensor):
         return layer(value)
     if type(value) is tuple and _takes_several(layer):
@@ -70,24 +70,30 @@ def call(layer: nn.Module, value: Any) -> Any:
     return layer(value)
 
 
-_known: WeakKeyDictionary[nn.Module, dict[str, inspect.Parameter]] = WeakKeyDictionary()
+_cached_arguments: WeakKeyDictionary[nn.Module, dict[str, inspect.Parameter]] = WeakKeyDictionary()
 
 
 def _arguments(layer: nn.Module) -> dict[str, inspect.Parameter]:
-    if layer not in _known:
+    if layer not in _cached_arguments:
         forward = inspect.signature(layer.forward)
-        _known[layer] = {name: one for name, one in forward.parameters.items() if one.kind is not one.VAR_KEYWORD}
-    return _known[layer]
+        _cached_arguments[layer] = {
+            name: argument for name, argument in forward.parameters.items() if argument.kind is not argument.VAR_KEYWORD
+        }
+    return _cached_arguments[layer]
 
 
 def _takes_several(layer: nn.Module) -> bool:
     arguments = _arguments(layer).values()
-    needed = [one for one in arguments if one.default is one.empty and one.kind is not one.KEYWORD_ONLY]
-    return len(needed) > 1 or any(one.kind is one.VAR_POSITIONAL for one in arguments)
+    required = [
+        argument
+        for argument in arguments
+        if argument.default is argument.empty and argument.kind is not argument.KEYWORD_ONLY
+    ]
+    return len(required) > 1 or any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Every parameter and buffer with the module that holds it and its name there, tied ones at each place."""
+    """Every parameter and buffer, as (owner, attribute, tensor); a tied tensor appears once for each name."""
     for owner in module.modules():
         for members in (owner.named_parameters, owner.named_buffers):
             for name, tensor in members(recurse=False, remove_duplicate=False):
