@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulate.cases import OWN, VARIANTS, build, costs, schedules
-from tests.simulate.oracle import spans
+from tests.simulate.time_oracle import spans
 
 from weft import ScheduleError
 from weft.schedule import Schedule, verify

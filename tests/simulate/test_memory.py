@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.simulate.cases import OWN, VARIANTS, build, costs, schedules
-from tests.simulate.ledger import moments
+from tests.simulate.memory_oracle import moments
 
 from weft.schedule import Schedule, Weights, schedule, verify
 from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, Simulation, simulate

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.simulate.cases import VARIANTS, build, costs, schedules
-from tests.simulate.oracle import spans
+from tests.simulate.time_oracle import spans
 
 from weft.errors import ScheduleError, WeftError
 from weft.schedule import Schedule, Weights, schedule, verify

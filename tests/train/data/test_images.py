@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.train.data.conftest import noise, png, write_cifar, write_idx, write_images
+from tests.train.data.data_files import noise, png, write_cifar, write_idx, write_images
 
 from weft.errors import WeftError
 from weft.train.data import Draw, image_decoding, open_data

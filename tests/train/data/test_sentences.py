@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.train.data.conftest import pa, pq, write_pairs
+from tests.train.data.data_files import pa, pq, write_pairs
 
 from weft.errors import WeftError
 from weft.train.data import open_data

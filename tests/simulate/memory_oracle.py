@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from tests.simulate.oracle import Key, Span, order, spans
+from tests.simulate.time_oracle import Key, Span, order, spans
 
 from weft.schedule import Schedule
 from weft.simulate import Cost

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.train.data.conftest import noise, write_cifar, write_images, write_pairs
+from tests.train.data.data_files import noise, write_cifar, write_images, write_pairs
 
 from weft.errors import WeftError
 from weft.train.data import Data, Draw, open_data
