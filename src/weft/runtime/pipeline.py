@@ -16,8 +16,7 @@ from weft.runtime import checkpoint
 from weft.runtime.assembly import Settings, assemble
 from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
 from weft.runtime.report import Report, gather_report, gather_timeline
-from weft.runtime.update import Cure, SchedulerMaker
-from weft.runtime.weights import OptimizerMaker
+from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import Schedule, Timeline, check_sizes
 
 

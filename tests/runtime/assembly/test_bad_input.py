@@ -141,11 +141,11 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "no optimizer": ({"optimizer": lambda params: None}, r"optimizer is a function .*got NoneType"),
     "other parameters": (
         {"optimizer": lambda params: sgd(layers().parameters())},
-        r"just the parameters that it is given.*given: 4, held: 8\); build it from the function's argument",
+        r"exactly the parameters that it is given.*given: 4, held: 8\); build it from the function's argument",
     ),
     "too few parameters": (
         {"optimizer": lambda params: sgd(params[:1])},
-        r"just the parameters that it is given.*given: 4, held: 1\); build it from the function's argument",
+        r"exactly the parameters that it is given.*given: 4, held: 1\); build it from the function's argument",
     ),
     "lbfgs": ({"optimizer": torch.optim.LBFGS}, r"LBFGS.*use another optimizer"),
     "an optimizer": ({"optimizer": sgd(layers().parameters())}, r"optimizer is a function.*such as lambda params"),

@@ -417,7 +417,7 @@ def test_groups_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         return torch.optim.SGD(params, lr=0.1)
 
     pipeline(optimizer=apart).save(tmp_path / "apart")
-    with pytest.raises(weft.WeftError, match=r"0.weight and 0.bias share a group here, and had other options each"):
+    with pytest.raises(weft.WeftError, match=r"0.weight and 0.bias share a group here, and had different options"):
         pipeline(optimizer=together).load(tmp_path / "apart")
     pipeline(optimizer=together, lr_scheduler=halved).save(tmp_path / "together")
     with pytest.raises(weft.WeftError, match=r"0.weight is in group 0 of 4 here, and was in group 0 of 1"):
@@ -527,7 +527,7 @@ UNSAVED: dict[str, tuple[dict[str, Any], Any, str]] = {
         None,
         "scheduler/0.weight/state/lr_lambdas/0/seen is a set",
     ),
-    "optimizer": ({"optimizer": lambda params: Global(params, lr=0.1)}, None, r"Global has one of its own \(calls\)"),
+    "optimizer": ({"optimizer": lambda params: Global(params, lr=0.1)}, None, r"Global has other state, too \(calls\)"),
     "object": ({}, {"path": Path("x")}, "extra/path is a PosixPath"),
     "tensor": ({}, [torch.zeros(1)], r"extra/0 is a tensor; use its tolist\(\)"),
 }

@@ -22,10 +22,11 @@ from torch.optim import lr_scheduler as schedulers
 import weft
 from weft.runtime.checkpoint import files
 from weft.runtime.pipeline import Pipeline
-from weft.runtime.update.cures.base import Treatment
-from weft.runtime.update.cures.gapaware import _Damped
-from weft.runtime.update.cures.pipemare import _Rescheduled
-from weft.runtime.update.prediction import Predictor, _Ahead
+from weft.runtime.update import PartState, UpdatePart
+from weft.runtime.update.cures.gapaware import _GapDamping
+from weft.runtime.update.cures.pipemare import _RateScaling
+from weft.runtime.update.predictor import Predictor
+from weft.runtime.update.rates_ahead import RatesAhead
 
 BEFORE, AFTER = 3, 3  # mini-batches
 EXACT, DECAYED = {"versions": "exact"}, {"extrapolation": "decayed"}
@@ -301,9 +302,9 @@ def test_another_schedule_goes_on(model: str, optimizer: str, tmp_path: Path) ->
         for name, live in zip(one.names, one.versions.live, strict=True):
             if by_name[name][1] and one.optimizer is not None:
                 one.optimizer.state[live] = copy.deepcopy(by_name[name][1])
-        for _ in range(BEFORE if one.lr_scheduler is not None else 0):
+        for _ in range(BEFORE if one.updater.lr_scheduler is not None else 0):
             one.optimizer._opt_called = True  # type: ignore[union-attr]
-            one.lr_scheduler.step()  # type: ignore[union-attr]
+            one.updater.lr_scheduler.step()  # type: ignore[union-attr]
     for worker in given._driver.workers:
         worker.begun = BEFORE
     after, expected = advance(loaded, data[BEFORE:]), advance(given, data[BEFORE:])
@@ -353,10 +354,11 @@ def test_pipemare_goes_on_where_the_run_is(tmp_path: Path) -> None:
     pipe = pipeline(late, seed=2)
     pipe.load(tmp_path / "saved")
     counts = [
-        one.treatment._updates
+        part._updates
         for built in pipe._assembly.chunks.values()
-        for one in built.chunk.sets
-        if isinstance(one.treatment, _Rescheduled)
+        for parameter_set in built.chunk.sets
+        for part in parameter_set.updater.parts
+        if isinstance(part, _RateScaling)
     ]
     assert set(counts) == {BEFORE + AFTER}
 
@@ -432,14 +434,14 @@ def forget(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
 
 
 FORGOTTEN: dict[str, tuple[Case, type, str]] = {
-    "predictor": (Case(schedule="xpipe", stages=4, optimizer="sgd"), Predictor, "resume"),
-    "moved": (Case(schedule="xpipe", stages=4, optimizer="momentum"), Predictor, "resume"),
-    "ahead": (Case(schedule="xpipe", stages=4, lr_scheduler="cycle", options=ONE), _Ahead, "resume"),
-    "gaps": (Case(schedule="2bw", options={"cure": weft.cures.GapAware(decay=0.9)}), _Damped, "resume"),
+    "predictor": (Case(schedule="xpipe", stages=4, optimizer="sgd"), Predictor, "load"),
+    "moved": (Case(schedule="xpipe", stages=4, optimizer="momentum"), Predictor, "load"),
+    "ahead": (Case(schedule="xpipe", stages=4, lr_scheduler="cycle", options=ONE), RatesAhead, "load"),
+    "gaps": (Case(schedule="2bw", options={"cure": weft.cures.GapAware(decay=0.9)}), _GapDamping, "load"),
     "rates": (
         Case(schedule="pipedream", stages=4, options=MARE),
-        _Rescheduled,
-        "resume",
+        _RateScaling,
+        "load",
     ),
     "optimizer": (Case(schedule="1f1b"), torch.optim.AdamW, "load_state_dict"),
     "scheduler": (Case(schedule="1f1b", lr_scheduler="lambda"), schedulers.LambdaLR, "load_state_dict"),
@@ -475,5 +477,5 @@ def test_mini_batches_that_are_not_counted_show(tmp_path: Path) -> None:
     assert not equal(advance(other, data[BEFORE:])["weights"], expected["weights"])
 
 
-def test_the_treatment_of_no_cure_has_nothing_to_keep() -> None:
-    assert Treatment().state(0) is None
+def test_a_part_that_does_nothing_keeps_nothing() -> None:
+    assert UpdatePart().state() == PartState()

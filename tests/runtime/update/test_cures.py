@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.runtime.comm.transport import InProcessTransport
-from weft.runtime.update.rules import RULES, Given
+from weft.runtime.update.rules import RULES, UpdatedParameter
 
 MARE, GAPS = weft.cures.PipeMare(anneal=8), weft.cures.GapAware(decay=0.9)
 
@@ -231,7 +231,7 @@ def test_gap_aware_counts_its_copies() -> None:
             pipe.step(*batch)
     peaks = [[rank["peak_bytes"]["buffers"] for rank in pipe.report().ranks] for pipe in (with_it, without)]
     held = [with_it._assembly.chunks[0, chunk].chunk.sets[0] for chunk in range(4)]
-    assert [one.treatment.nbytes > 0 for one in held] == [True, True, False, False]
+    assert [one.buffer_bytes > 0 for one in held] == [True, True, False, False]
     assert [(peaks[0][rank] - peaks[1][rank]) / held[rank].versions.nbytes for rank in (0, 1)] == [3, 3]
 
 
@@ -307,8 +307,14 @@ def test_nadamw_by_hand() -> None:
         w = w - 0.1 * 0.01 * w - 0.1 * ahead / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
         assert weight.item() == pytest.approx(w, rel=1e-6)  # torch keeps the product of the γ in float32
     expected = then * m / (1 - product * then) + (1 - now) * m / (1 - 0.99**2) / (1 - product)
-    given = Given(weight.detach(), optimizer.state[weight], optimizer.param_groups[0], None, 2)
-    rule = RULES[weft.cures.NAdamW].direction(given)
+    updated = UpdatedParameter(
+        weight=weight.detach(),
+        state=optimizer.state[weight],
+        group=optimizer.param_groups[0],
+        gradient=None,
+        step=2,
+    )
+    rule = RULES[weft.cures.NAdamW].direction(updated)
     assert isinstance(rule, Tensor)
     assert rule.item() == pytest.approx(expected / (math.sqrt(v / (1 - 0.999**2)) + 1e-8), rel=1e-6)
 
@@ -341,10 +347,10 @@ def test_nadamw_goes_on_from_its_state() -> None:
 @pytest.mark.parametrize(
     ("cure", "schedule", "message"),
     [
-        (GAPS, "1f1b", r"GapAware is for chunks that read more than 0 updates late, and none of 1f1b.*leave cure out"),
-        (MARE, "gpipe", r"PipeMare is for chunks that read more than 1 updates late"),
-        (MARE, "2bw", r"PipeMare .* \(the latest: 1\)"),  # 1 to any power is 1
-        (MARE, "xpipe", r"PipeMare goes by how late weights are, and xpipe.* predicts them.*GapAware"),
+        (GAPS, "1f1b", r"GapAware is for chunks with a mean delay above 0, and 1f1b.* has none.*leave cure out"),
+        (MARE, "gpipe", r"PipeMare is for chunks with a mean delay above 1"),
+        (MARE, "2bw", r"PipeMare .* \(largest: 1\)"),  # 1 to any power is 1
+        (MARE, "xpipe", r"PipeMare is for schedules that read old weights, and xpipe.* predicts newer ones.*GapAware"),
         ("gap", "2bw", r"cure is one of weft.cures.*got 'gap'"),
         (weft.cures.GapAware, "2bw", r"cure is one of weft.cures"),
     ],
@@ -374,7 +380,7 @@ def test_sparse_gradients_and_optimizers_without_a_rate_are_refused() -> None:
     pipe = weft.Pipeline(nn.Sequential(*layers), optimizer=OPTIMIZERS["sgd"], **options)
     with pytest.raises(weft.WeftError, match="GapAware damps a gradient element by element; use sparse=False"):
         [pipe.step(*batch) for batch in batches("transformer", 3)]
-    with pytest.raises(weft.WeftError, match="GapAware goes by the learning rate, and Unit has none"):
+    with pytest.raises(weft.WeftError, match="GapAware needs the learning rate, and Unit has none"):
         weft.Pipeline(build("mlp"), optimizer=lambda params: Unit(params, {}), **options)
 
 
@@ -384,7 +390,7 @@ def test_ranks_agree_on_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_gather(self: InProcessTransport, mine: Any) -> list[Any]:
         return [mine, mine | {"settings": mine["settings"] | {"cure": "Cure()"}}] if isinstance(mine, dict) else [mine]
 
-    monkeypatch.setattr(InProcessTransport, "everyone", all_gather)
+    monkeypatch.setattr(InProcessTransport, "all_gather", all_gather)
     with pytest.raises(
         weft.WeftError, match=r"all ranks need the same cure \(rank 0: GapAware\(decay=0.9, eps=1e-08\)"
     ):

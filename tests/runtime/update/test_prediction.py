@@ -1,5 +1,6 @@
 """Predicted weights: where the real optimizer goes without gradients, at the rates of the real scheduler."""
 
+import contextlib
 import copy
 import math
 import threading
@@ -14,7 +15,9 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, Optimize
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import weft
-from weft.runtime.update.prediction import Choice, Predictions, Predictor, SchedulerMaker
+from weft.runtime.update import PredictionOptions, Predictions, SchedulerMaker
+from weft.runtime.update.predictor import Predictor
+from weft.runtime.update.rates_ahead import RatesAhead
 from weft.runtime.update.rules import RULES
 
 Maker: TypeAlias = Callable[[list[Parameter]], Optimizer]
@@ -25,7 +28,7 @@ class Trained:
     """Matrices after some updates with random gradients; the last one never has a gradient."""
 
     def __init__(
-        self, make: Maker, *, updates: int = 6, coast: int = 0, scheduler: SchedulerMaker | None = None, **choice: Any
+        self, make: Maker, *, updates: int = 6, coast: int = 0, scheduler: SchedulerMaker | None = None, **options: Any
     ) -> None:
         """`coast`: updates with zero gradients after those, which is what a prediction expects."""
         made = torch.Generator().manual_seed(5)
@@ -33,7 +36,12 @@ class Trained:
         self.live = [Parameter(torch.randn(shape, generator=made, dtype=torch.float64)) for shape in shapes]
         self.optimizer = make(self.live)
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
-        self.predictor = None if coast else Predictor(self.optimizer, choice=Choice(**choice), lr_scheduler=scheduler)
+        self.predictor = None
+        if not coast:
+            rates = None
+            if scheduler is not None and self.scheduler is not None:
+                rates = RatesAhead(self.optimizer, scheduler, self.scheduler)
+            self.predictor = Predictor(self.optimizer, self.live, options=PredictionOptions(**options), rates=rates)
         for _ in range(updates):
             self.update([torch.randn(one.shape, generator=made, dtype=one.dtype) for one in self.live])
         for _ in range(coast):
@@ -42,9 +50,8 @@ class Trained:
     def update(self, gradients: list[Tensor]) -> None:
         for one, gradient in zip(self.live[:-1], gradients, strict=False):
             one.grad = gradient
-        self.optimizer.step()
-        if self.predictor is not None:
-            self.predictor.updated()
+        with contextlib.nullcontext() if self.predictor is None else self.predictor.step():
+            self.optimizer.step()
         for one in self.live:
             one.grad = None
         if self.scheduler is not None:
@@ -53,7 +60,7 @@ class Trained:
     def predict(self, ahead: int) -> list[Tensor]:
         into = [Parameter(torch.full_like(one, math.nan)) for one in self.live]
         assert self.predictor is not None
-        self.predictor.predict(self.live, into, ahead)
+        self.predictor.predict(into, ahead)
         return [one.detach() for one in into]
 
 
@@ -368,16 +375,16 @@ def test_sparse_gradients(name: str) -> None:
         optimizer = SPARSE[name](list(table.parameters()))
         if (name, extrapolation) == ("sparse-adam", "linear"):
             continue
-        predictor = (
-            None if extrapolation == "real" else Predictor(optimizer, choice=Choice(extrapolation=extrapolation))
-        )
+        predictor = None
+        if extrapolation != "real":
+            options = PredictionOptions(extrapolation=extrapolation)
+            predictor = Predictor(optimizer, list(table.parameters()), options=options)
         for _ in range(3):
             table.weight.grad = None
             table(words).square().sum().backward()
             before = table.weight.detach().clone()
-            optimizer.step()
-            if predictor is not None:
-                predictor.updated()
+            with contextlib.nullcontext() if predictor is None else predictor.step():
+                optimizer.step()
         into = Parameter(torch.full_like(table.weight, math.nan))
         if predictor is None:
             assert table.weight.grad is not None
@@ -386,7 +393,7 @@ def test_sparse_gradients(name: str) -> None:
                 optimizer.step()
             same([runs[-1]], [table.weight], within=1e-6)
         else:
-            predictor.predict(list(table.parameters()), [into], 2)
+            predictor.predict([into], 2)
             runs.append(into)
             assert predictor.nbytes in (0, table.weight.nbytes)
         if extrapolation == "linear":
@@ -457,7 +464,7 @@ def test_a_prediction_is_made_anew_when_anything_changes(asked: list[int]) -> No
         group["lr"] *= 0.5
     assert [made(3), made(3)] == [2, 0]
     trained.update([torch.ones_like(one) for one in trained.live])
-    predictions.outdate()
+    predictions.invalidate()
     assert [made(3), made(3)] == [2, 0]
     predictions.make("written", 3)
     with torch.no_grad():
@@ -475,7 +482,7 @@ def test_readers_of_one_prediction_share_its_buffer(asked: list[int]) -> None:
     assert predictions.read("a") is predictions.read("b")
     assert predictions.nbytes == 2 * sum(one.nbytes for one in trained.live)
     predictions.forget("a")
-    predictions.outdate()
+    predictions.invalidate()
     trained.update([torch.ones_like(one) for one in trained.live])
     kept = [one.clone() for one in predictions.read("b")]
     predictions.forget("c")

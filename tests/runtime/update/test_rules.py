@@ -11,8 +11,8 @@ from torch.nn import Parameter
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, Optimizer, RAdam, RMSprop
 
 import weft
-from weft.runtime.update.prediction import Choice, Predictor
-from weft.runtime.update.rules import RULES, Given
+from weft.runtime.update.predictor import PredictionOptions, Predictor
+from weft.runtime.update.rules import RULES, UpdatedParameter
 
 LR = 0.05
 
@@ -29,26 +29,26 @@ def _registry() -> Iterator[None]:
 class Trained:
     """Two matrices that an optimizer has updated some times with random gradients, and how they were before."""
 
-    def __init__(self, make: Callable[[list[Parameter]], Optimizer], updates: int = 8, **choice: Any) -> None:
+    def __init__(self, make: Callable[[list[Parameter]], Optimizer], updates: int = 8, **options: Any) -> None:
         made = torch.Generator().manual_seed(3)
         shapes = [(6, 4), (3, 5)]
         self.live = [Parameter(torch.randn(shape, generator=made, dtype=torch.float64)) for shape in shapes]
         self.optimizer = make(self.live)
-        self.predictor = Predictor(self.optimizer, choice=Choice(**choice))
+        self.predictor = Predictor(self.optimizer, self.live, options=PredictionOptions(**options))
         self.gradients: list[list[Tensor]] = []  # of every update
         for _ in range(updates):
             self.before = [one.detach().clone() for one in self.live]
             for one in self.live:
                 one.grad = torch.randn(one.shape, generator=made, dtype=one.dtype)
             self.gradients.append([one.grad.clone() for one in self.live if one.grad is not None])
-            self.optimizer.step()
-            self.predictor.updated()
+            with self.predictor.step():
+                self.optimizer.step()
             for one in self.live:
                 one.grad = None
 
     def predict(self, ahead: int) -> list[Tensor]:
         into = [Parameter(torch.full_like(one, math.nan)) for one in self.live]
-        self.predictor.predict(self.live, into, ahead)
+        self.predictor.predict(into, ahead)
         return [one.detach() for one in into]
 
     def check(self, directions: list[Tensor]) -> None:
@@ -139,7 +139,7 @@ def test_rmsprop_and_adagrad_with_decay() -> None:
 def test_adagrad_goes_at_the_rate_that_its_decay_gives_the_next_update() -> None:
     trained = Trained(lambda params: Adagrad(params, lr=LR, lr_decay=0.5), updates=8)
     for bias in ("adam", "printed"):
-        trained.predictor.choice = Choice(bias=bias)
+        trained.predictor.options = PredictionOptions(bias=bias)
         last, following = 1 + 7 * 0.5, 1 + 8 * 0.5
         pairs = zip(trained.before, trained.live, strict=True)
         trained.check([(before - now.detach()) / LR * last / following for before, now in pairs])
@@ -185,14 +185,14 @@ def test_complex_weights(extrapolation: str) -> None:
             start = torch.randn(3, 2, dtype=torch.complex64)
             one = Parameter(torch.view_as_real(start) if parts else start)
             optimizer = kind([one], lr=LR)
-            predictor = Predictor(optimizer, choice=Choice(extrapolation=extrapolation))
+            predictor = Predictor(optimizer, [one], options=PredictionOptions(extrapolation=extrapolation))
             for t in range(3):
                 gradient = start * (t + 1)
                 one.grad = torch.view_as_real(gradient) if parts else gradient
-                optimizer.step()
-                predictor.updated()
+                with predictor.step():
+                    optimizer.step()
             into = Parameter(torch.empty_like(one))
-            predictor.predict([one], [into], 2)
+            predictor.predict([into], 2)
             runs.append(into.detach() if parts else torch.view_as_real(into.detach()))
         torch.testing.assert_close(runs[0], runs[1])
 
@@ -216,18 +216,18 @@ def test_an_optimizer_without_a_rule_is_refused() -> None:
 
 def test_a_user_registers_a_rule_in_a_few_lines() -> None:
     @weft.linear_rule(Own)
-    def direction(given: Given) -> Tensor:
-        mean: Tensor = given.state["exp_avg"]
-        return mean / given.correction(0.9)
+    def direction(parameter: UpdatedParameter) -> Tensor:
+        mean: Tensor = parameter.state["exp_avg"]
+        return mean / parameter.correction(0.9)
 
     trained = Trained(lambda params: Own(params, lr=LR))
     trained.check([trained.optimizer.state[one]["exp_avg"] / (1 - 0.9**8) for one in trained.live])
     assert trained.predictor.nbytes == 0
 
     @weft.linear_rule(Own, gradient=True)
-    def last(given: Given) -> Tensor:
-        assert given.gradient is not None
-        return given.gradient
+    def last(parameter: UpdatedParameter) -> Tensor:
+        assert parameter.gradient is not None
+        return parameter.gradient
 
     trained = Trained(lambda params: Own(params, lr=LR, maximize=True))
     trained.check([-gradient for gradient in trained.gradients[-1]])

@@ -12,7 +12,7 @@ from weft.runtime.assembly.layout import Holders, Layout
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import Chunk, ComputeSettings
 from weft.runtime.partition import tensors_of
-from weft.runtime.update import Choice, Cure, check_rule, lateness
+from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
 from weft.runtime.weights import ParameterSet, Place
 from weft.schedule import Op, Program
 
@@ -38,7 +38,7 @@ def build_chunk(
     *,
     settings: Settings,
     compute: ComputeSettings,
-    predicts: Choice | None,
+    predicts: PredictionOptions | None,
     cure: Cure,
 ) -> BuiltChunk:
     """Build one chunk on its device."""
@@ -74,7 +74,7 @@ def build_chunk(
                 lr_scheduler=settings.lr_scheduler,
                 predicts=predicts if _predicts(program, number) else None,
                 cure=cure,
-                delay=lateness(program, number),
+                delay=mean_delay(program, number),
             )
         )
         if predicts is not None:  # every rank refuses an optimizer, even one that predicts nothing

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from weft.errors import WeftError
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.comm import InProcessTransport, ProcessTransport, Transport
-from weft.runtime.update import Choice
+from weft.runtime.update import PredictionOptions
 from weft.schedule import METHODS, Program, Schedule, check_sizes, lower
 from weft.schedule import schedule as named_schedule
 
@@ -88,11 +88,11 @@ def schedule_for(settings: Settings) -> Schedule:
     return named_schedule(schedule, stages=available, microbatches=microbatches, **options)
 
 
-def prediction_for(program: Program, predict: Mapping[str, str]) -> Choice | None:
+def prediction_for(program: Program, predict: Mapping[str, str]) -> PredictionOptions | None:
     """How a pipeline predicts weights, if its schedule does."""
     if not program.predicts.any():
         return None
-    return Choice(**{name: predict[name] for name in ("bias", "extrapolation") if name in predict})
+    return PredictionOptions(**{name: predict[name] for name in ("bias", "extrapolation") if name in predict})
 
 
 def device_for(device: str | torch.device | None) -> torch.device:

@@ -15,8 +15,7 @@ from torch import nn
 
 from weft.errors import WeftError
 from weft.runtime.engine import LossFunction
-from weft.runtime.update import Cure, SchedulerMaker
-from weft.runtime.weights import OptimizerMaker
+from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import Program, Schedule, check_sizes
 from weft.text import did_you_mean
 

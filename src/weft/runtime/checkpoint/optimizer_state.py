@@ -1,8 +1,8 @@
-"""The state of parameter sets, by parameter name: what is saved of them, and how it comes back into other sets.
+"""The state of parameter sets in a checkpoint, by parameter name.
 
-All that an update depends on beside the weights: the optimizer's state and options, the learning-rate scheduler, what
-prediction and cures remember. Values become JSON, in which a tensor is a name; other chunks, ranks and schedules cut
-the parameters into other sets, so each one takes what it needs by name.
+It is all that updates depend on besides the weights: the state of every part of an update (optimizer, learning-rate
+scheduler, predictor, cure) and the options of parameter groups. Values become JSON, in which a tensor is a name.
+Another schedule or number of ranks divides the parameters into other sets, so each set looks up what it needs by name.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
-from weft.runtime.update import ghost_of
+from weft.runtime.update import PartState, options_of
 from weft.runtime.weights import ParameterSet
 
-Fetch: TypeAlias = Callable[[str], Tensor]  # a tensor of a checkpoint, always a new one
-OWN = ("params", "param_names")  # of a group, beside its options
+Fetch: TypeAlias = Callable[[str], Tensor]  # reads a tensor of a checkpoint into new memory
+PARTS = ("optimizer", "prediction", "cure")  # every parameter has these keys; a part that is not there has None
 
 
 class IncompatibleCheckpoint(ValueError):
-    """A checkpoint that does not fit this pipeline; tells why."""
+    """A checkpoint that does not fit this pipeline; its message says why."""
 
 
 # Any value as JSON
 
 
 def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON that `decode` reads back with the same types; its tensors are put aside, under `key`."""
+    """A value as JSON that `decode` reads back with the same types; adds its tensors to `tensors`, under `key`."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
@@ -41,12 +41,13 @@ def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         tensors[key] = value
         return {"@tensor": key}
     if type(value) in (list, tuple):
-        items = [encode(one, f"{key}/{place}", tensors) for place, one in enumerate(value)]
+        items = [encode(item, f"{key}/{index}", tensors) for index, item in enumerate(value)]
         return items if type(value) is list else {"@tuple": items}
     if type(value) in (dict, Counter):
         plain = all(type(name) is str and not name.startswith("@") for name in value)
         pairs = [
-            [encode(name, f"{key}/key", tensors), encode(one, f"{key}/{name}", tensors)] for name, one in value.items()
+            [encode(name, f"{key}/key", tensors), encode(item, f"{key}/{name}", tensors)]
+            for name, item in value.items()
         ]
         if type(value) is dict and plain:
             return dict(pairs)
@@ -58,9 +59,9 @@ def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def decode(value: Any, fetch: Fetch) -> Any:
-    """What was encoded."""
+    """The value that was encoded."""
     if isinstance(value, list):
-        return [decode(one, fetch) for one in value]
+        return [decode(item, fetch) for item in value]
     if not isinstance(value, dict):
         return value
     match list(value.items()):
@@ -69,49 +70,36 @@ def decode(value: Any, fetch: Fetch) -> Any:
         case [("@tensor", key)]:
             return fetch(key)
         case [("@tuple", items)]:
-            return tuple(decode(one, fetch) for one in items)
+            return tuple(decode(item, fetch) for item in items)
         case [("@dict" | "@counter" as kind, pairs)]:
-            made = {decode(name, fetch): decode(one, fetch) for name, one in pairs}
-            return made if kind == "@dict" else Counter(made)
+            items = {decode(name, fetch): decode(item, fetch) for name, item in pairs}
+            return items if kind == "@dict" else Counter(items)
         case _:
-            return {name: decode(one, fetch) for name, one in value.items()}
+            return {name: decode(item, fetch) for name, item in value.items()}
 
 
-# Out of a parameter set
+# Saving
 
 
-def state_of(one: ParameterSet, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The state of a set that has parameters, as JSON; its tensors are put aside."""
-    optimizer, scheduler = one.optimizer, one.lr_scheduler
+def state_of(parameter_set: ParameterSet, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The state of a set that has parameters, as JSON; adds its tensors to `tensors`."""
+    optimizer, scheduler = parameter_set.optimizer, parameter_set.updater.lr_scheduler
     assert optimizer is not None
-    found = optimizer.state_dict()
-    members, first = _members(one, optimizer), one.names[0]
-    own = [name for name in found if name not in ("state", "param_groups")]
-    own += [key for key in found["state"] if key not in range(len(members))]
-    if own:
-        kind = type(optimizer).__name__
-        raise WeftError(f"a checkpoint holds state by parameter, and {kind} has one of its own ({own[0]})")
+    states = {part.key: part.state() for part in parameter_set.updater.parts}
+    first = parameter_set.names[0]
     groups = [
-        {
-            "names": [members[number] for number in group["params"]],
-            "options": _encoded({key: group[key] for key in group if key not in OWN}, f"{first}/{place}", tensors),
-        }
-        for place, group in enumerate(found["param_groups"])
-    ]
-    scheduled = None if scheduler is None else {"kind": type(scheduler).__name__, "state": scheduler.state_dict()}
-    numbers = {name: number for number, name in enumerate(members)}
-    parameters = {
-        name: _encoded(
-            {
-                "optimizer": found["state"].get(numbers[name]),
-                "prediction": None if one.predictor is None else one.predictor.state(live),
-                "cure": one.treatment.state(place),
-            },
-            name,
-            tensors,
+        {"names": names, "options": _encode_all(options, f"{first}/{place}", tensors)}
+        for place, (names, options) in enumerate(
+            zip(_names_by_group(parameter_set, optimizer), states["optimizer"].shared, strict=True)
         )
-        for place, (name, live) in enumerate(zip(one.names, one.versions.live, strict=True))
-    }
+    ]
+    parameters = {}
+    for index, name in enumerate(parameter_set.names):
+        by_part = {key: state.parameters[index] for key, state in states.items() if state.parameters is not None}
+        parameters[name] = _encode_all(dict.fromkeys(PARTS) | by_part, name, tensors)
+    scheduled = None
+    if scheduler is not None:
+        scheduled = {"kind": type(scheduler).__name__, "state": states["scheduler"].shared}
     return {
         "optimizer": type(optimizer).__name__,
         "groups": groups,
@@ -120,81 +108,79 @@ def state_of(one: ParameterSet, tensors: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _encoded(values: Mapping[str, Any], name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Some values of one name; tensors are called after what they are, then the name."""
-    return {what: encode(value, f"{what}/{name}", tensors) for what, value in values.items()}
+def _encode_all(values: Mapping[str, Any], name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Values of one parameter or group; the name of a tensor starts with its key."""
+    return {key: encode(value, f"{key}/{name}", tensors) for key, value in values.items()}
 
 
-def _members(one: ParameterSet, optimizer: Optimizer) -> list[str]:
-    """The names of an optimizer's parameters, as its state_dict counts them."""
-    names = {id(live): name for live, name in zip(one.versions.live, one.names, strict=True)}
-    return [names[id(live)] for group in optimizer.param_groups for live in group["params"]]
+def _names_by_group(parameter_set: ParameterSet, optimizer: Optimizer) -> list[list[str]]:
+    """The names of the parameters in each parameter group."""
+    live = zip(parameter_set.versions.live, parameter_set.names, strict=True)
+    names = {id(parameter): name for parameter, name in live}
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-# Into another one
+# Loading
 
 
-class _Source(NamedTuple):
-    """Where the state of a parameter is: in a group of a set that was saved."""
+class _SavedParameter(NamedTuple):
+    """Where the state of a parameter is: in a group of a saved set."""
 
-    set: dict[str, Any]
-    place: int
+    saved_set: dict[str, Any]
+    group: int
 
     @property
     def options(self) -> dict[str, Any]:
-        return dict(self.set["groups"][self.place]["options"])
+        return dict(self.saved_set["groups"][self.group]["options"])
 
 
-class Saved:
+class SavedSets:
     """The state of all parameter sets of a checkpoint."""
 
     def __init__(self, sets: Sequence[dict[str, Any]], fetch: Fetch, *, updates: int) -> None:
-        self.sources = {
-            name: _Source(one, place)
-            for one in sets
-            for place, group in enumerate(one["groups"])
+        self.parameters = {
+            name: _SavedParameter(saved_set, place)
+            for saved_set in sets
+            for place, group in enumerate(saved_set["groups"])
             for name in group["names"]
         }
-        self.fetch, self.updates = fetch, updates
+        self._fetch, self._updates = fetch, updates
 
-    def prepare(self, one: ParameterSet) -> Callable[[], None]:
-        """Read and check what a set needs; a function that then puts it there."""
-        optimizer, scheduler = one.optimizer, one.lr_scheduler
-        if optimizer is None:
+    def prepare(self, parameter_set: ParameterSet) -> Callable[[], None]:
+        """Read and check what a set needs, and return a function that loads it."""
+        if parameter_set.optimizer is None:
             return lambda: None
-        names = _members(one, optimizer)
-        self._check_kinds(one, names)
-        of = {name: self.sources[name].set["parameters"][name] for name in names}
-        states = {number: decode(of[name]["optimizer"], self.fetch) for number, name in enumerate(names)}
-        whole = {
-            "state": {number: state for number, state in states.items() if state is not None},
-            "param_groups": self._groups(optimizer, names),
-        }
-        try:
-            ghost_of(optimizer).load_state_dict(whole)
-        except Exception as problem:
-            raise IncompatibleCheckpoint(f"{type(optimizer).__name__} does not take the state: {problem}") from problem
-        scheduled = None if scheduler is None else self._scheduled(type(scheduler).__name__, optimizer, names)
-        predictions = [decode(of[name]["prediction"], self.fetch) for name in one.names]
-        cures = [decode(of[name]["cure"], self.fetch) for name in one.names]
+        groups = _names_by_group(parameter_set, parameter_set.optimizer)
+        self._check_kinds(parameter_set, groups)
+        shared: dict[str, Any] = {"optimizer": self._options(parameter_set.optimizer, groups)}
+        if parameter_set.updater.lr_scheduler is not None:
+            shared["scheduler"] = self._scheduler_state(type(parameter_set.updater.lr_scheduler).__name__, groups)
+        saved = [self.parameters[name].saved_set["parameters"][name] for name in parameter_set.names]
+        loads = []
+        for part in parameter_set.updater.parts:
+            parameters = [decode(by_part.get(part.key), self._fetch) for by_part in saved]
+            state = PartState(parameters=parameters, shared=shared.get(part.key))
+            try:
+                part.check(state)
+            except ValueError as problem:
+                raise IncompatibleCheckpoint(str(problem)) from problem
+            loads.append((part, state))
 
-        def install() -> None:
-            _load(optimizer, whole)
-            if scheduler is not None:
-                scheduler.load_state_dict(scheduled or {})
-            if one.predictor is not None:
-                one.predictor.resume(list(zip(one.versions.live, predictions, strict=True)), scheduler)
-            one.treatment.resume(cures, updates=self.updates)
+        def load() -> None:
+            for part, state in loads:
+                part.load(state, updates=self._updates)
 
-        return install
+        return load
 
-    def _check_kinds(self, one: ParameterSet, names: Sequence[str]) -> None:
-        scheduler = None if one.lr_scheduler is None else type(one.lr_scheduler).__name__
-        for name in names:
-            saved = self.sources[name].set
-            if saved["optimizer"] != type(one.optimizer).__name__:
+    def _check_kinds(self, parameter_set: ParameterSet, groups: Sequence[Sequence[str]]) -> None:
+        """Optimizer and scheduler must have the same class as in the run that was saved."""
+        optimizer, lr_scheduler = parameter_set.optimizer, parameter_set.updater.lr_scheduler
+        scheduler = None if lr_scheduler is None else type(lr_scheduler).__name__
+        for name in (name for group in groups for name in group):
+            saved = self.parameters[name].saved_set
+            if saved["optimizer"] != type(optimizer).__name__:
                 raise IncompatibleCheckpoint(
-                    f"{name} was trained by {saved['optimizer']}, and is by {type(one.optimizer).__name__} here"
+                    f"{name} was trained by {saved['optimizer']}, and is by {type(optimizer).__name__} here"
                 )
             before = None if saved["scheduler"] is None else saved["scheduler"]["kind"]
             if before != scheduler:
@@ -202,55 +188,39 @@ class Saved:
                     f"{name} was trained with {before or 'no'} lr_scheduler, and is with {scheduler or 'none'} here"
                 )
 
-    def _groups(self, optimizer: Optimizer, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Every group's options: those that its parameters had; of an empty one, those that it had beside them."""
-        beside = self.sources[names[0]].set["groups"]
-        groups, first = [], 0
-        for place, group in enumerate(optimizer.param_groups):
-            numbers = list(range(first, first := first + len(group["params"])))
-            members = [names[number] for number in numbers]
-            saved = [self.sources[name].options for name in members]
-            for name, options in zip(members, saved, strict=True):
+    def _options(self, optimizer: Optimizer, groups: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        """The options of each group: those that its parameters had.
+
+        An empty group takes those of the saved group at its place, if there were as many groups, or keeps its own.
+        """
+        first = next(name for names in groups for name in names)
+        saved_groups = self.parameters[first].saved_set["groups"]
+        options_by_group = []
+        for place, (names, group) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+            saved = [self.parameters[name].options for name in names]
+            for name, options in zip(names, saved, strict=True):
                 if options != saved[0]:
-                    raise IncompatibleCheckpoint(
-                        f"{members[0]} and {name} share a group here, and had other options each"
-                    )
-            if saved or len(beside) == len(optimizer.param_groups):
-                options = decode(saved[0] if saved else beside[place]["options"], self.fetch)
+                    raise IncompatibleCheckpoint(f"{names[0]} and {name} share a group here, and had different options")
+            if saved or len(saved_groups) == len(groups):
+                options = decode(saved[0] if saved else saved_groups[place]["options"], self._fetch)
             else:
-                options = {name: value for name, value in group.items() if name not in OWN}
-            groups.append(options | {"params": numbers})
-        return groups
+                options = options_of(group)
+            options_by_group.append(options)
+        return options_by_group
 
-    def _scheduled(self, kind: str, optimizer: Optimizer, names: Sequence[str]) -> Any:
-        """The state of a scheduler, which has lists by group: of sets that have the same groups, at the same place."""
-        members, found = iter(names), []
-        for place, group in enumerate(optimizer.param_groups):
-            for name in (next(members) for _ in group["params"]):
-                source = self.sources[name]
-                if (source.place, len(source.set["groups"])) != (place, len(optimizer.param_groups)):
+    def _scheduler_state(self, kind: str, groups: Sequence[Sequence[str]]) -> Any:
+        """The state of a scheduler, which has lists by group: so the saved sets must have had the same groups."""
+        states = []
+        for place, names in enumerate(groups):
+            for name in names:
+                saved_set, group = self.parameters[name]
+                if (group, len(saved_set["groups"])) != (place, len(groups)):
                     raise IncompatibleCheckpoint(
-                        f"{name} is in group {place} of {len(optimizer.param_groups)} here, and was in group "
-                        f"{source.place} of {len(source.set['groups'])}; let the optimizer make the same groups of all "
-                        "parameters, empty ones too"
+                        f"{name} is in group {place} of {len(groups)} here, and was in group {group} of "
+                        f"{len(saved_set['groups'])}; let the optimizer make the same groups of all parameters, "
+                        "empty ones too"
                     )
-                found.append(source.set["scheduler"]["state"])
-        if any(one != found[0] for one in found):
-            raise IncompatibleCheckpoint(f"{kind} was not at the same place for all parameters that share one here")
-        return decode(found[0], self.fetch)
-
-
-def _load(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load an optimizer's state; groups stay the objects that others hold, and tensors keep the dtype they had."""
-    groups = optimizer.param_groups
-    optimizer.load_state_dict(dict(state))
-    for group, loaded in zip(groups, [dict(one) for one in optimizer.param_groups], strict=True):
-        group.clear()
-        group |= loaded
-    optimizer.param_groups = groups
-    members = [live for group in groups for live in group["params"]]
-    for number, saved in state["state"].items():
-        held = optimizer.state[members[number]]
-        for name, value in saved.items():
-            if isinstance(value, Tensor) and isinstance(held.get(name), Tensor) and held[name].dtype != value.dtype:
-                held[name] = value.to(held[name].device)
+                states.append(saved_set["scheduler"]["state"])
+        if any(state != states[0] for state in states):
+            raise IncompatibleCheckpoint(f"{kind} was at different steps for parameters that share a scheduler here")
+        return decode(states[0], self._fetch)

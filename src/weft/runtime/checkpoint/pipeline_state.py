@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.errors import WeftError
 from weft.runtime.assembly import Assembly, BuiltChunk, Layout
 from weft.runtime.checkpoint.files import Checkpoint, begin, described, finish, form_of, understood, write_tensors
-from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, Saved, decode, encode, state_of
+from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, SavedSets, decode, encode, state_of
 from weft.runtime.engine import Completed, Worker
 from weft.version import __version__
 
@@ -130,7 +130,7 @@ def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], N
             if name not in layout.homes
         ]
         begun, skipped = int(state["about"]["minibatches"]), int(state["about"]["skipped"])
-        saved = Saved(state["sets"], checkpoint.tensor, updates=begun - skipped)
+        saved = SavedSets(state["sets"], checkpoint.tensor, updates=begun - skipped)
         _check_trained(saved, layout)
         installs: list[Callable[[], None]] = []
         for built in assembly.chunks.values():
@@ -168,9 +168,9 @@ def _check_model(checkpoint: Checkpoint, layout: Layout) -> None:
             raise IncompatibleCheckpoint(f"{name} is {described(here)} in the model here, saved: {described(there)}")
 
 
-def _check_trained(saved: Saved, layout: Layout) -> None:
+def _check_trained(saved: SavedSets, layout: Layout) -> None:
     trained = {entry.names[0] for layer in layout.entries for entry in layer if entry.trained}
-    for name in sorted(trained ^ saved.sources.keys()):
+    for name in sorted(trained ^ saved.parameters.keys()):
         raise IncompatibleCheckpoint(
             f"{name} {'is' if name in trained else 'was'} trained only {'here' if name in trained else 'there'}"
         )

@@ -274,7 +274,7 @@ class Worker:
         step, chunk = task.step, task.chunk
         self.memory.count_gradients()
         for parameters in chunk.sets:
-            while parameters.pending and parameters.pending[0].done and parameters.predictor is None:
+            while parameters.pending and parameters.pending[0].done and not parameters.predicts:
                 yield from self._finish_update(chunk.number, parameters)  # predictions are from the version they name
         start = self.meter.start()
         losses = self._losses.pop((chunk.number, step.minibatch))

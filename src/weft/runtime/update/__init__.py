@@ -1,21 +1,31 @@
-"""How weights move, and where they will be: optimizer rules, prediction, cures for stale gradients."""
+"""How weights move, and where they will be: optimizers, prediction, cures for stale gradients.
+
+What happens at an update is one protocol, `UpdatePart`, which all of these implement.
+"""
 
 from weft.runtime.update import cures
-from weft.runtime.update.cures.base import Cure, Treatment, cure_for, lateness
-from weft.runtime.update.prediction import Choice, Predictions, Predictor, SchedulerMaker, check_rule, ghost_of
+from weft.runtime.update.cures.base import Cure, cure_for, mean_delay
+from weft.runtime.update.optimizer import OptimizerMaker, SchedulerMaker, options_of, tensor_bytes
+from weft.runtime.update.part import PartState, UpdatePart
+from weft.runtime.update.predictions import Predictions
+from weft.runtime.update.predictor import PredictionOptions, check_rule
 from weft.runtime.update.rules import linear_rule
+from weft.runtime.update.updater import Updater
 
 __all__ = [
-    "Choice",
     "Cure",
+    "OptimizerMaker",
+    "PartState",
+    "PredictionOptions",
     "Predictions",
-    "Predictor",
     "SchedulerMaker",
-    "Treatment",
+    "UpdatePart",
+    "Updater",
     "check_rule",
     "cure_for",
     "cures",
-    "ghost_of",
-    "lateness",
     "linear_rule",
+    "mean_delay",
+    "options_of",
+    "tensor_bytes",
 ]

@@ -1,22 +1,21 @@
 """Linear rules: for each optimizer, the direction in which its next updates will move a parameter.
 
-A rule tells the direction `d` of one parameter, from the optimizer's own state after its last update, so that the
-weights `s` updates ahead are about `W - lr · s · d`. It is one function:
+A rule returns the direction `d` of one parameter, from the optimizer's state after its last update, so that the weights
+`s` updates ahead are about `W - lr · s · d`. It is one function:
 
     @weft.linear_rule(MyOptimizer)
-    def direction(given):
-        return given.state["momentum"] / (given.state["scale"].sqrt() + given.group["eps"])
+    def direction(parameter):
+        return parameter.state["momentum"] / (parameter.state["scale"].sqrt() + parameter.group["eps"])
 
-A rule that needs the gradient of the last update says `gradient=True` and finds it in `given.gradient`. A decay of the
-weights that is part of the gradient (*coupled*) is part of the direction; one beside it (AdamW's) is not.
-
-At the end, closed forms of the decayed way, for the optimizers where they are much faster than to run it.
+A rule that needs the gradient of the last update is registered with `gradient=True` and reads `parameter.gradient`.
+*Coupled* weight decay, which is part of the gradient, is part of the direction; decoupled decay (AdamW) is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -26,35 +25,36 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAd
 from weft.errors import WeftError
 
 
-class Given(NamedTuple):
-    """What a rule knows of a parameter that has been updated at least once."""
+@dataclass(frozen=True, kw_only=True)
+class UpdatedParameter:
+    """What a rule knows of a parameter that has had at least one update."""
 
     weight: Tensor
     state: Mapping[str, Any]  # the optimizer's, of this parameter
-    group: Mapping[str, Any]  # its options
-    gradient: Tensor | None  # of the last update, its sign turned under `maximize`
-    step: int  # updates so far, as the state counts them; 1 where it does not
-    printed: bool = False  # XPipe's corrections as they are printed: those of the first update, for ever
+    group: Mapping[str, Any]  # the options of its parameter group
+    gradient: Tensor | None  # of the last update, negated under `maximize`; None: the rule does not need it
+    step: int  # updates so far, as the state counts them; 1 if it does not
+    printed: bool = False  # bias corrections as printed in the XPipe paper: always those of the first update
 
     def correction(self, beta: float) -> float:
-        """What a running mean that started at 0 is divided by."""
+        """The bias correction: what a running mean that started at 0 is divided by."""
         return 1 - beta ** (1 if self.printed else self.step)
 
 
 class Ratio(NamedTuple):
-    """The direction `factor · top / bottom`, which takes fewer passes over memory if the weights are moved by it."""
+    """The direction `factor · top / bottom`; moving weights by it takes fewer passes over memory than by a tensor."""
 
     top: Tensor
     bottom: Tensor
     factor: float = 1.0
 
 
-Direction: TypeAlias = Callable[[Given], "Tensor | Ratio"]
+Direction: TypeAlias = Callable[[UpdatedParameter], "Tensor | Ratio"]
 
 
 class Rule(NamedTuple):
     direction: Direction
-    gradient: Callable[[Mapping[str, Any]], bool]  # whether it needs the last gradient, by the group's options
+    gradient: Callable[[Mapping[str, Any]], bool]  # whether it needs the last gradient, given a group's options
 
 
 RULES: dict[type[Optimizer], Rule] = {}
@@ -63,7 +63,7 @@ RULES: dict[type[Optimizer], Rule] = {}
 def linear_rule(
     *kinds: type[Optimizer], gradient: bool | Callable[[Mapping[str, Any]], bool] = False
 ) -> Callable[[Direction], Direction]:
-    """Let a function be the linear rule of some optimizers; `gradient`: it needs that of the last update."""
+    """Register a function as the linear rule of these optimizers; `gradient`: it needs the last gradient."""
     for kind in kinds or (None,):
         if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
             raise WeftError(f"a linear rule is for a class of torch.optim.Optimizer (got {kind!r})")
@@ -77,46 +77,47 @@ def linear_rule(
 
 
 def rule_of(optimizer: Optimizer) -> Rule:
-    """The rule of an optimizer's own class; a subclass may compute anything, so it needs its own."""
+    """The rule of an optimizer's class. Rules are not inherited, because a subclass may compute anything."""
     if type(optimizer) not in RULES:
         known = ", ".join(sorted(kind.__name__ for kind in RULES))
         raise WeftError(
             f"{type(optimizer).__name__} has no linear rule of prediction (those that have one: {known}); use "
-            'predict={"extrapolation": "decayed"}, which works for every optimizer, or register a function that tells '
-            f"its direction, with @weft.linear_rule({type(optimizer).__name__})"
+            'predict={"extrapolation": "decayed"}, which works for every optimizer, or register a function that '
+            f"returns its direction, with @weft.linear_rule({type(optimizer).__name__})"
         )
     return RULES[type(optimizer)]
 
 
-def _with_decay(given: Given) -> Tensor:
-    """The last gradient, with the part that a coupled decay of the newest weights adds to it."""
-    assert given.gradient is not None
-    decay = given.group["weight_decay"]
-    return given.gradient.add(given.weight, alpha=decay) if decay else given.gradient
+def _with_decay(parameter: UpdatedParameter) -> Tensor:
+    """The last gradient plus the coupled decay of the newest weights."""
+    assert parameter.gradient is not None
+    decay = parameter.group["weight_decay"]
+    return parameter.gradient.add(parameter.weight, alpha=decay) if decay else parameter.gradient
 
 
 @linear_rule(SGD, gradient=lambda group: group["momentum"] == 0 or group["nesterov"])
-def sgd(given: Given) -> Tensor:
+def sgd(parameter: UpdatedParameter) -> Tensor:
     """The momentum buffer; Nesterov looks one gradient further; without momentum, the last gradient."""
-    group = given.group
+    group = parameter.group
     if group["momentum"] == 0:
-        return _with_decay(given)
-    buffer: Tensor = given.state["momentum_buffer"]
-    return _with_decay(given).add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+        return _with_decay(parameter)
+    buffer: Tensor = parameter.state["momentum_buffer"]
+    return _with_decay(parameter).add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
 
 
 @linear_rule(Adam, AdamW, NAdam)
-def adam(given: Given) -> Ratio:
-    """The mean of the gradients over the root of that of their squares, both corrected for their start at 0."""
-    state, group = given.state, given.group
-    mean, root = (given.correction(float(beta)) for beta in group["betas"])
+def adam(parameter: UpdatedParameter) -> Ratio:
+    """The mean of the gradients over the root of the mean of their squares, both bias-corrected."""
+    state, group = parameter.state, parameter.group
+    mean, root = (parameter.correction(float(beta)) for beta in group["betas"])
     return _over_root(
-        state["exp_avg"], _squares(given), eps=group["eps"] * math.sqrt(root), factor=math.sqrt(root) / mean
+        state["exp_avg"], squares_of(parameter), eps=group["eps"] * math.sqrt(root), factor=math.sqrt(root) / mean
     )
 
 
-def _squares(given: Given) -> Tensor:
-    squares: Tensor = given.state["max_exp_avg_sq" if given.group.get("amsgrad") else "exp_avg_sq"]
+def squares_of(parameter: UpdatedParameter) -> Tensor:
+    """Adam's mean of squared gradients, or amsgrad's maximum of it."""
+    squares: Tensor = parameter.state["max_exp_avg_sq" if parameter.group.get("amsgrad") else "exp_avg_sq"]
     return squares
 
 
@@ -125,55 +126,56 @@ def _over_root(top: Tensor, squares: Tensor, *, eps: float, factor: float = 1.0)
 
 
 @linear_rule(RAdam)
-def radam(given: Given) -> Tensor | Ratio:
-    """Adam's direction times the rectification; before there are enough gradients for that, their mean alone."""
-    state, group, step = given.state, given.group, given.step
+def radam(parameter: UpdatedParameter) -> Tensor | Ratio:
+    """Adam's direction times the rectification; the plain mean while there are too few gradients for that."""
+    state, group, step = parameter.state, parameter.group, parameter.step
     beta1, beta2 = map(float, group["betas"])
-    mean, root = given.correction(beta1), given.correction(beta2)
-    most = 2 / (1 - beta2) - 1
-    length = most - 2 * step * beta2**step / (1 - beta2**step)
-    if length <= 5:
-        rough: Tensor = state["exp_avg"] / mean
-        return rough
-    rectified = math.sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length))
-    return _over_root(state["exp_avg"], _squares(given), eps=group["eps"], factor=rectified * math.sqrt(root) / mean)
+    mean, root = parameter.correction(beta1), parameter.correction(beta2)
+    rho_max = 2 / (1 - beta2) - 1
+    rho = rho_max - 2 * step * beta2**step / (1 - beta2**step)
+    if rho <= 5:
+        plain: Tensor = state["exp_avg"] / mean
+        return plain
+    rectified = math.sqrt((rho - 4) * (rho - 2) * rho_max / ((rho_max - 4) * (rho_max - 2) * rho))
+    factor = rectified * math.sqrt(root) / mean
+    return _over_root(state["exp_avg"], squares_of(parameter), eps=group["eps"], factor=factor)
 
 
 @linear_rule(Adamax)
-def adamax(given: Given) -> Ratio:
+def adamax(parameter: UpdatedParameter) -> Ratio:
     """The mean of the gradients over the largest of them."""
-    mean = given.correction(float(given.group["betas"][0]))
-    return Ratio(given.state["exp_avg"], given.state["exp_inf"], 1 / mean)
+    mean = parameter.correction(float(parameter.group["betas"][0]))
+    return Ratio(parameter.state["exp_avg"], parameter.state["exp_inf"], 1 / mean)
 
 
 @linear_rule(Adagrad, gradient=True)
-def adagrad(given: Given) -> Ratio:
-    """The last gradient over the root of the sum of all squares, at the rate to which `lr_decay` brings the next."""
-    group = given.group
-    slower = 1 / (1 + given.step * group["lr_decay"])
-    return _over_root(_with_decay(given), given.state["sum"], eps=group["eps"], factor=slower)
+def adagrad(parameter: UpdatedParameter) -> Ratio:
+    """The last gradient over the root of the sum of all squares, at the rate that `lr_decay` gives the next update."""
+    group = parameter.group
+    slower = 1 / (1 + parameter.step * group["lr_decay"])
+    return _over_root(_with_decay(parameter), parameter.state["sum"], eps=group["eps"], factor=slower)
 
 
 @linear_rule(RMSprop, gradient=lambda group: group["momentum"] == 0)
-def rmsprop(given: Given) -> Tensor | Ratio:
+def rmsprop(parameter: UpdatedParameter) -> Tensor | Ratio:
     """The momentum buffer, or the last gradient over the root of the mean of the squares."""
-    state, group = given.state, given.group
+    state, group = parameter.state, parameter.group
     if group["momentum"] > 0:
         buffer: Tensor = state["momentum_buffer"]
         return buffer
     squares: Tensor = state["square_avg"]
     if group["centered"]:
         squares = squares.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
-    return _over_root(_with_decay(given), squares, eps=group["eps"])
+    return _over_root(_with_decay(parameter), squares, eps=group["eps"])
 
 
-def _muon(given: Given) -> Tensor:
-    """The orthogonal matrix nearest to the momentum, at the rate that Muon gives to the matrix's shape."""
-    group, buffer = given.group, given.state["momentum_buffer"]
+def _muon(parameter: UpdatedParameter) -> Tensor:
+    """The orthogonal matrix nearest to the momentum, scaled as Muon does by the shape of the matrix."""
+    group, buffer = parameter.group, parameter.state["momentum_buffer"]
     momentum = buffer
     if group["nesterov"]:
-        assert given.gradient is not None
-        momentum = given.gradient.lerp(buffer, group["momentum"])
+        assert parameter.gradient is not None
+        momentum = parameter.gradient.lerp(buffer, group["momentum"])
     rows, columns = buffer.shape
     scale = math.sqrt(max(1, rows / columns))
     if group["adjust_lr_fn"] == "match_rms_adamw":
@@ -182,61 +184,17 @@ def _muon(given: Given) -> Tensor:
 
 
 def _orthogonal(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Newton-Schulz iterations, in bfloat16 as Muon does them."""
+    """Newton-Schulz iterations, in bfloat16 like Muon's."""
     a, b, c = group["ns_coefficients"]
-    found = matrix.bfloat16()
-    tall = found.size(0) > found.size(1)
-    found = found.T if tall else found
-    found = found / found.norm().clamp(min=group["eps"])
+    result = matrix.bfloat16()
+    tall = result.size(0) > result.size(1)
+    result = result.T if tall else result
+    result = result / result.norm().clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
-        gram = found @ found.T
-        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return found.T if tall else found
+        gram = result @ result.T
+        result = torch.addmm(result, torch.addmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
+    return result.T if tall else result
 
 
 if hasattr(torch.optim, "Muon"):
     linear_rule(torch.optim.Muon, gradient=lambda group: bool(group["nesterov"]))(_muon)
-
-
-# Closed forms
-
-Options: TypeAlias = "Sequence[Mapping[str, Any]]"  # of a group, in the updates to come
-Coast: TypeAlias = Callable[[Given, Options, Tensor], None]
-
-
-def coast_of(optimizer: Optimizer, options: Options) -> Coast | None:
-    """What writes where a parameter gets without gradients; None where the optimizer itself has to run."""
-    if type(optimizer) is SGD:
-        return _coast_sgd if all(one["weight_decay"] == 0 for one in options) else None
-    if type(optimizer) in (Adam, AdamW):
-        decoupled = all(one["weight_decay"] == 0 or one.get("decoupled_weight_decay") for one in options)
-        return _coast_adam if decoupled and all(min(one["betas"]) > 0 for one in options) else None
-    return None
-
-
-def _coast_sgd(given: Given, options: Options, home: Tensor) -> None:
-    """The buffer shrinks by the momentum; Nesterov is one such step ahead."""
-    way, shrunk = 0.0, 1.0
-    for one in options:
-        shrunk *= one["momentum"]
-        way += float(one["lr"]) * shrunk * (one["momentum"] if one["nesterov"] else 1)
-    buffer: Tensor | None = given.state.get("momentum_buffer")
-    if buffer is None:
-        home.copy_(given.weight)
-    else:
-        torch.add(given.weight, buffer, alpha=-way, out=home)
-
-
-def _coast_adam(given: Given, options: Options, home: Tensor) -> None:
-    """Both means shrink by their beta (amsgrad's largest one stays), and their corrections go on."""
-    home.copy_(given.weight)
-    root, added, means, squares = _squares(given).sqrt(), 0.0, 1.0, 1.0
-    for step, one in enumerate(options, given.step + 1):
-        rate, (beta1, beta2) = float(one["lr"]), map(float, one["betas"])
-        means, squares = means * beta1, squares if one["amsgrad"] else squares * beta2
-        scale = math.sqrt(squares / (1 - beta2**step))
-        root.add_(one["eps"] / scale - added)
-        added = one["eps"] / scale
-        if one["weight_decay"]:
-            home.mul_(1 - rate * one["weight_decay"])
-        home.addcdiv_(given.state["exp_avg"], root, value=-rate * means / ((1 - beta1**step) * scale))

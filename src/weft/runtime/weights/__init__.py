@@ -2,12 +2,11 @@
 
 from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
 from weft.runtime.weights.groups import gradient_sync_for
-from weft.runtime.weights.parameter_set import Leaves, OptimizerMaker, ParameterSet, Place, gradient_bytes
+from weft.runtime.weights.parameter_set import Leaves, ParameterSet, Place, gradient_bytes
 
 __all__ = [
     "GradientSync",
     "Leaves",
-    "OptimizerMaker",
     "ParameterSet",
     "PendingUpdate",
     "Place",

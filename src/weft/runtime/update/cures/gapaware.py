@@ -1,11 +1,11 @@
-"""Gap-aware damping: each element of a gradient is divided by how far its weight has moved meanwhile.
+"""Gap-aware damping: each element of a gradient is divided by how far its weight has moved since the forward.
 
     g / (1 + |W_met - W_read| / (lr_max · (G + ε)))
 
-W_read is what the mini-batch's first forward read (predicted weights, where there is prediction), W_met what its
-update is applied to. G is how long a step usually is, element by element: the root of the running mean of
-((W_{t+1} - W_t) / lr_t)² over the updates before, with Adam's correction for its start at 0; for SGD with momentum,
-these are its momentum buffers. lr_max is the largest rate so far. So a gap of one usual step halves the gradient.
+W_read is what the first forward of the mini-batch read (predicted weights, if the method predicts), W_met what the
+update is applied to. G is the typical step size of each element: the root of the running mean of
+((W_{t+1} - W_t) / lr_t)² over the previous updates, bias-corrected as in Adam; for SGD with momentum, these are the
+squared momentum buffers. lr_max is the largest rate so far. So a gap of one typical step halves the gradient.
 
 Barkai, Hakimi, Schuster: Gap-Aware Mitigation of Gradient Staleness, ICLR 2020.
 """
@@ -24,12 +24,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
-from weft.runtime.update.cures.base import Cure, Treatment, check_rates
+from weft.runtime.update.cures.base import Cure, CurePart, check_rates
+from weft.runtime.update.part import PartState
 
 
 @dataclass(frozen=True, kw_only=True)
 class GapAware(Cure):
-    """Damp stale gradients by the gap between the weights that they come from and those that they meet."""
+    """Damp stale gradients by the gap between the weights that the forward read and those that the update meets."""
 
     decay: float = 0.999  # of the running mean
     eps: float = 1e-8
@@ -40,86 +41,89 @@ class GapAware(Cure):
         if not (_is_number(self.eps) and 0 < self.eps < float("inf")):
             raise WeftError(f"GapAware's eps is a number above 0 (got {self.eps!r})")
 
-    def treat(self, optimizer: Optimizer, live: Sequence[Parameter], delay: float) -> Treatment:
+    def treat(self, optimizer: Optimizer, live: Sequence[Parameter], delay: float) -> CurePart | None:
         check_rates(optimizer, self)
-        return _Damped(optimizer, live, self) if delay > self.above else Treatment()
+        return _GapDamping(optimizer, live, self) if delay > self.above else None
 
 
-class _Damped(Treatment):
-    """Copies of what mini-batches on their way have read, and the usual steps.
+class _GapDamping(CurePart):
+    """Holds a copy of the weights that each mini-batch in flight has read, and the squared steps.
 
-    The copy of the oldest one serves twice: for the gap, and then to measure the step that is made.
+    The copy of the oldest mini-batch serves twice: for the gap, then to measure the step that is made.
     """
 
-    def __init__(self, optimizer: Optimizer, live: Sequence[Parameter], how: GapAware) -> None:
-        self._live, self._how = live, how
-        groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
-        self._groups: list[dict[str, Any]] = [groups[id(one)] for one in live]
-        self._largest = [0.0] * len(live)  # learning rate so far
-        self._squares = [torch.zeros_like(one) for one in live]
+    def __init__(self, optimizer: Optimizer, live: Sequence[Parameter], cure: GapAware) -> None:
+        self._live, self._cure = live, cure
+        groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+        self._groups: list[dict[str, Any]] = [groups[id(parameter)] for parameter in live]
+        self._max_rates = [0.0] * len(live)
+        self._squares = [torch.zeros_like(parameter) for parameter in live]
         self._steps = [0] * len(live)  # in the running mean
         self._read: deque[list[Tensor]] = deque()
         self._spare: list[list[Tensor]] = []
 
     @property
     def nbytes(self) -> int:
-        return (1 + len(self._read) + len(self._spare)) * sum(one.nbytes for one in self._live)
+        return (1 + len(self._read) + len(self._spare)) * sum(parameter.nbytes for parameter in self._live)
 
     @torch.no_grad()
-    def read(self, weights: Sequence[Tensor]) -> None:
-        copies = self._spare.pop() if self._spare else [torch.empty_like(one) for one in self._live]
-        for copy, one in zip(copies, weights, strict=True):
-            copy.copy_(one)
+    def first_read(self, weights: Sequence[Tensor]) -> None:
+        copies = self._spare.pop() if self._spare else [torch.empty_like(parameter) for parameter in self._live]
+        for copy, weight in zip(copies, weights, strict=True):
+            copy.copy_(weight)
         self._read.append(copies)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        copies = self._read.popleft()
+        rates = [float(group["lr"]) for group in self._groups]
+        moving = [index for index, parameter in enumerate(self._live) if parameter.grad is not None]
+        with torch.no_grad():
+            for index in moving:
+                self._max_rates[index] = max(self._max_rates[index], rates[index])
+                self._damp(index, copies[index])
+                copies[index].copy_(self._live[index])
+        yield
+        with torch.no_grad():
+            for index in moving:
+                self._add_step(index, copies[index], rates[index])
+        self._spare.append(copies)
 
     def skip(self) -> None:
         self._spare.append(self._read.popleft())
 
-    def state(self, place: int) -> dict[str, Any] | None:
-        return {"largest": self._largest[place], "steps": self._steps[place], "squares": self._squares[place]}
+    def state(self) -> PartState:
+        columns = zip(self._max_rates, self._steps, self._squares, strict=True)
+        return PartState(
+            parameters=[{"largest": rate, "steps": steps, "squares": squares} for rate, steps, squares in columns]
+        )
 
     @torch.no_grad()
-    def resume(self, states: Sequence[dict[str, Any] | None], *, updates: int) -> None:
-        for place, state in enumerate(states):
-            self._largest[place] = 0.0 if state is None else state["largest"]
-            self._steps[place] = 0 if state is None else state["steps"]
-            self._squares[place].zero_() if state is None else self._squares[place].copy_(state["squares"])
+    def load(self, state: PartState, *, updates: int) -> None:
+        for index, saved in enumerate(state.parameters or ()):
+            self._max_rates[index] = 0.0 if saved is None else saved["largest"]
+            self._steps[index] = 0 if saved is None else saved["steps"]
+            self._squares[index].zero_() if saved is None else self._squares[index].copy_(saved["squares"])
 
-    @contextlib.contextmanager
-    def update(self) -> Iterator[None]:
-        copies = self._read.popleft()
-        rates = [float(group["lr"]) for group in self._groups]
-        moving = [place for place, one in enumerate(self._live) if one.grad is not None]
-        with torch.no_grad():
-            for place in moving:
-                self._largest[place] = max(self._largest[place], rates[place])
-                self._damp(place, copies[place])
-                copies[place].copy_(self._live[place])
-        yield
-        with torch.no_grad():
-            for place in moving:
-                self._follow(place, copies[place], rates[place])
-        self._spare.append(copies)
-
-    def _damp(self, place: int, read: Tensor) -> None:
-        """Divide a gradient by its gap; the copy of what was read is used up."""
-        met, largest = self._live[place], self._largest[place]
+    def _damp(self, index: int, read: Tensor) -> None:
+        """Divide a gradient by its gap; overwrites the copy of what was read."""
+        met, max_rate = self._live[index], self._max_rates[index]
         gradient = met.grad
         assert gradient is not None
         if gradient.is_sparse:
             raise WeftError("GapAware damps a gradient element by element; use sparse=False, or leave cure out")
-        if largest <= 0 or not self._steps[place]:  # nothing has moved
+        if max_rate <= 0 or not self._steps[index]:  # nothing has moved
             return
-        usual = self._squares[place] / (1 - self._how.decay ** self._steps[place])
-        usual.sqrt_().add_(self._how.eps).mul_(largest)
-        gradient.div_(read.sub_(met).abs_().div_(usual).add_(1))
+        scale = self._squares[index] / (1 - self._cure.decay ** self._steps[index])
+        scale.sqrt_().add_(self._cure.eps).mul_(max_rate)
+        gradient.div_(read.sub_(met).abs_().div_(scale).add_(1))
 
-    def _follow(self, place: int, before: Tensor, rate: float) -> None:
-        """Take the step that was made into the running mean."""
+    def _add_step(self, index: int, before: Tensor, rate: float) -> None:
+        """Add the step that was made to the running mean; overwrites the copy of the weights before it."""
         if rate > 0:
-            step = before.sub_(self._live[place]).div_(rate).square_().mul_(1 - self._how.decay)
-            self._squares[place].mul_(self._how.decay).add_(step)
-            self._steps[place] += 1
+            step = before.sub_(self._live[index]).div_(rate).square_().mul_(1 - self._cure.decay)
+            self._squares[index].mul_(self._cure.decay).add_(step)
+            self._steps[index] += 1
 
 
 def _is_number(value: Any) -> bool:

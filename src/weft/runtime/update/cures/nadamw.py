@@ -1,15 +1,15 @@
-"""The Nesterov look-ahead of asynchronous pipelines: a long momentum, and a gradient that counts little beside it.
+"""The Nesterov look-ahead for asynchronous pipelines: a long momentum, and a gradient of little weight next to it.
 
-Where steps go mostly along the momentum, the look-ahead along it leads where the updates of the delay lead, and makes
-up for them. It asks nothing of the pipeline: an optimizer that works anywhere. With β₁ = 0.99 and decoupled decay λ,
+If steps mostly follow the momentum, looking ahead along it leads to where the weights move during the delay, and so
+compensates for it. It is an optimizer and works without a pipeline, too. With β₁ = 0.99 and decoupled decay λ,
 
     W ← W - lr λ W
     m ← β₁ m + (1 - β₁) g            v ← β₂ v + (1 - β₂) g²
     γ_t = β₁ (1 - ½ · 0.96^(t ψ))    Γ_t = γ_1 · … · γ_t          ψ = momentum_decay, t = 1, 2, …
     W ← W - lr · (γ_{t+1} m / (1 - Γ_{t+1}) + (1 - γ_t) g / (1 - Γ_t)) / (√(v / (1 - β₂^t)) + ε)
 
-The gradient's own part in the look-ahead is discounted by 1 - γ_t. That is how `torch.optim.NAdam` has it, and what
-the authors run; the settings are theirs.
+The gradient's own part in the look-ahead is discounted by 1 - γ_t, as in `torch.optim.NAdam`, which the authors run;
+the defaults are theirs.
 
 Ajanthan, Ramasinghe, Zuo, Avraham, Long: Nesterov Method for Asynchronous Pipeline Parallel Optimization, ICML 2025.
 """
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from weft.runtime.update.rules import Given, linear_rule
+from weft.runtime.update.rules import UpdatedParameter, linear_rule
 
 
 class NAdamW(torch.optim.NAdam):
@@ -42,13 +42,13 @@ class NAdamW(torch.optim.NAdam):
 
 
 @linear_rule(NAdamW)
-def direction(given: Given) -> Tensor:
-    """Its own step, for a gradient that is the mean of those so far; the decay is not extrapolated."""
-    state, group = given.state, given.group
+def direction(parameter: UpdatedParameter) -> Tensor:
+    """Its own step at the mean of the gradients so far; the decay is not extrapolated."""
+    state, group = parameter.state, parameter.group
     beta1, beta2 = map(float, group["betas"])
-    now, then = (beta1 * (1 - 0.5 * 0.96 ** ((given.step + more) * group["momentum_decay"])) for more in (0, 1))
+    gamma, next_gamma = (beta1 * (1 - 0.5 * 0.96 ** ((parameter.step + s) * group["momentum_decay"])) for s in (0, 1))
     product = float(state["mu_product"])
     mean: Tensor = state["exp_avg"]
-    share = then / (1 - product * then) + (1 - now) / (1 - product) / given.correction(beta1)
-    root = (state["exp_avg_sq"] / given.correction(beta2)).sqrt_().add_(group["eps"])
-    return torch.div(mean, root, out=root).mul_(share)
+    factor = next_gamma / (1 - product * next_gamma) + (1 - gamma) / (1 - product) / parameter.correction(beta1)
+    root = (state["exp_avg_sq"] / parameter.correction(beta2)).sqrt_().add_(group["eps"])
+    return torch.div(mean, root, out=root).mul_(factor)

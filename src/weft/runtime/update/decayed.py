@@ -1,0 +1,84 @@
+"""Decayed prediction: the weights after some steps of the optimizer with zero gradients.
+
+Its momentum shrinks and its weight decay applies. A shadow of the optimizer makes these steps on copies of weights and
+state, so this works for every optimizer; where a closed form is much faster, that is used instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from weft.runtime.update.rates_ahead import SCHEDULED, Groups
+from weft.runtime.update.rules import UpdatedParameter, squares_of
+from weft.runtime.update.shadow import shadow_optimizer, step_without_hooks
+
+Options: TypeAlias = "Sequence[Mapping[str, Any]]"  # of one group, in each coming update
+ClosedForm: TypeAlias = Callable[[UpdatedParameter, Options, Tensor], None]  # writes the prediction into the tensor
+
+
+def run_shadow(
+    optimizer: Optimizer, targets: Mapping[int, Tensor], zeros: Mapping[int, Tensor | None], updates: Sequence[Groups]
+) -> None:
+    """Let a shadow of the optimizer update the targets, which hold the newest weights, with zero gradients.
+
+    Only those in `zeros` get a gradient: this one, or a dense zero. The real parameters are not touched.
+    """
+    copies = {number: Parameter(target) for number, target in targets.items()}  # over the same storage
+    shadow = shadow_optimizer(optimizer, copies)
+    devices = {target.device.index for target in targets.values() if target.is_cuda}
+    with torch.random.fork_rng(devices=devices):
+        for groups in updates:
+            for group, options in zip(shadow.param_groups, groups, strict=True):
+                group |= {name: copy.deepcopy(options[name]) for name in SCHEDULED if name in options}
+            for number, zero in zeros.items():  # in every update, because a step may change its gradient
+                copies[number].grad = torch.zeros_like(copies[number]) if zero is None else zero.clone()
+            step_without_hooks(shadow)
+    for number, copied in copies.items():
+        if copied.data_ptr() != targets[number].data_ptr():  # some optimizers replace the tensor
+            targets[number].copy_(copied)
+
+
+def closed_form(optimizer: Optimizer, options: Options) -> ClosedForm | None:
+    """The closed form for a group; None: the optimizer has to run."""
+    if type(optimizer) is SGD:
+        return _sgd if all(update["weight_decay"] == 0 for update in options) else None
+    if type(optimizer) in (Adam, AdamW):
+        decoupled = all(update["weight_decay"] == 0 or update.get("decoupled_weight_decay") for update in options)
+        return _adam if decoupled and all(min(update["betas"]) > 0 for update in options) else None
+    return None
+
+
+def _sgd(parameter: UpdatedParameter, options: Options, target: Tensor) -> None:
+    """The buffer shrinks by the momentum; Nesterov is one such step ahead."""
+    distance, shrunk = 0.0, 1.0  # both in buffers
+    for update in options:
+        shrunk *= update["momentum"]
+        distance += float(update["lr"]) * shrunk * (update["momentum"] if update["nesterov"] else 1)
+    buffer: Tensor | None = parameter.state.get("momentum_buffer")
+    if buffer is None:
+        target.copy_(parameter.weight)
+    else:
+        torch.add(parameter.weight, buffer, alpha=-distance, out=target)
+
+
+def _adam(parameter: UpdatedParameter, options: Options, target: Tensor) -> None:
+    """Both means shrink by their beta (amsgrad's maximum stays), and their bias corrections continue."""
+    target.copy_(parameter.weight)
+    root, added, means, squares = squares_of(parameter).sqrt(), 0.0, 1.0, 1.0
+    for step, update in enumerate(options, parameter.step + 1):
+        rate, (beta1, beta2) = float(update["lr"]), map(float, update["betas"])
+        means, squares = means * beta1, squares if update["amsgrad"] else squares * beta2
+        scale = math.sqrt(squares / (1 - beta2**step))
+        root.add_(update["eps"] / scale - added)
+        added = update["eps"] / scale
+        if update["weight_decay"]:
+            target.mul_(1 - rate * update["weight_decay"])
+        target.addcdiv_(parameter.state["exp_avg"], root, value=-rate * means / ((1 - beta1**step) * scale))

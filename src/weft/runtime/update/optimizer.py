@@ -1,0 +1,157 @@
+"""The optimizer and its learning-rate scheduler, as parts of an update."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from weft.errors import WeftError
+from weft.runtime.update.part import PartState, UpdatePart
+from weft.runtime.update.shadow import shadow_optimizer
+
+OptimizerMaker: TypeAlias = Callable[[list[Parameter]], Optimizer]
+SchedulerMaker: TypeAlias = Callable[[Optimizer], LRScheduler]
+
+
+def make_optimizer(make: OptimizerMaker, live: list[Parameter]) -> Optimizer:
+    """The optimizer of a user's function, checked."""
+    optimizer = make(live)
+    if not isinstance(optimizer, Optimizer):
+        raise WeftError(
+            "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
+            f"lambda params: torch.optim.SGD(params, lr=0.1) (got {type(optimizer).__name__} from it)"
+        )
+    if isinstance(optimizer, LBFGS):
+        raise WeftError("LBFGS computes the loss again in its step, which a pipeline can't; use another optimizer")
+    given = {id(parameter) for parameter in live}
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if held != given:
+        raise WeftError(
+            "the optimizer must hold exactly the parameters that it is given, for each chunk "
+            f"(given: {len(given)}, held: {len(held)}); build it from the function's argument"
+        )
+    return optimizer
+
+
+def make_scheduler(make: SchedulerMaker, optimizer: Optimizer) -> LRScheduler:
+    """The learning-rate scheduler of a user's function, checked."""
+    scheduler = make(optimizer)
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        raise WeftError(
+            "lr_scheduler is a function from an optimizer to a scheduler that steps once per update, without a metric "
+            f"(got {type(scheduler).__name__} from it); use one such as torch.optim.lr_scheduler.LambdaLR"
+        )
+    return scheduler
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a parameter group."""
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+class OptimizerPart(UpdatePart):
+    """The innermost part. Its shared state is a list: the options of each parameter group."""
+
+    key = "optimizer"
+
+    def __init__(self, optimizer: Optimizer, live: Sequence[Parameter]) -> None:
+        self._optimizer, self._live = optimizer, live
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(list(self._optimizer.state.values()))
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        self._optimizer.step()
+        yield
+
+    def state(self) -> PartState:
+        saved = self._optimizer.state_dict()
+        numbers = self._numbers()
+        other = [name for name in saved if name not in ("state", "param_groups")]
+        other += [number for number in saved["state"] if number not in range(len(numbers))]
+        if other:
+            kind = type(self._optimizer).__name__
+            raise WeftError(
+                f"a checkpoint holds the state of parameters, and {kind} has other state, too ({other[0]}); "
+                "keep it in optimizer.state, by parameter"
+            )
+        return PartState(
+            parameters=[saved["state"].get(number) for number in numbers],
+            shared=[options_of(group) for group in saved["param_groups"]],
+        )
+
+    def check(self, state: PartState) -> None:
+        try:
+            shadow_optimizer(self._optimizer).load_state_dict(self._state_dict(state))
+        except Exception as problem:
+            raise ValueError(f"{type(self._optimizer).__name__} does not take the state: {problem}") from problem
+
+    def load(self, state: PartState, *, updates: int) -> None:
+        """Groups stay the same objects, which others hold; tensors keep the dtype that they were saved with."""
+        optimizer, groups = self._optimizer, self._optimizer.param_groups
+        optimizer.load_state_dict(self._state_dict(state))
+        for group, loaded in zip(groups, [dict(group) for group in optimizer.param_groups], strict=True):
+            group.clear()
+            group |= loaded
+        optimizer.param_groups = groups
+        for parameter, saved in zip(self._live, state.parameters or (), strict=True):
+            for name, value in (saved or {}).items():
+                held = optimizer.state[parameter].get(name)
+                if isinstance(value, Tensor) and isinstance(held, Tensor) and held.dtype != value.dtype:
+                    optimizer.state[parameter][name] = value.to(held.device)
+
+    def _numbers(self) -> list[int]:
+        """The number of each parameter of the set in the optimizer's state_dict."""
+        members = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        numbers = {id(parameter): number for number, parameter in enumerate(members)}
+        return [numbers[id(parameter)] for parameter in self._live]
+
+    def _state_dict(self, state: PartState) -> dict[str, Any]:
+        assert state.parameters is not None
+        by_number = dict(zip(self._numbers(), state.parameters, strict=True))
+        groups, start = [], 0
+        for group, options in zip(self._optimizer.param_groups, state.shared, strict=True):
+            groups.append(options | {"params": list(range(start, start := start + len(group["params"])))})
+        return {
+            "state": {number: by_number[number] for number in sorted(by_number) if by_number[number] is not None},
+            "param_groups": groups,
+        }
+
+
+class SchedulerPart(UpdatePart):
+    """Steps after the optimizer; all its state is shared."""
+
+    key = "scheduler"
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self._scheduler = scheduler
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        yield
+        self._scheduler.step()
+
+    def state(self) -> PartState:
+        return PartState(shared=self._scheduler.state_dict())
+
+    def load(self, state: PartState, *, updates: int) -> None:
+        self._scheduler.load_state_dict(state.shared)
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
+
+
+def _nbytes(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return tensor_bytes(state)
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return sum(_nbytes(value) for value in values)

@@ -1,0 +1,235 @@
+"""Predicts weights some updates ahead, from the newest weights and the optimizer's state.
+
+    linear     W - (lr₁ + … + lrₛ) · d, with the direction d of the optimizer's rule (`rules.py`)
+    decayed    the result of s steps of the optimizer with zero gradients (`decayed.py`)
+
+Both use the learning rates of the predicted updates (`rates_ahead.py`). Before its first update, a parameter has no
+optimizer state, and its prediction is the newest weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from weft.errors import WeftError
+from weft.runtime.update.decayed import closed_form, run_shadow
+from weft.runtime.update.part import PartState, UpdatePart
+from weft.runtime.update.rates_ahead import Groups, RatesAhead
+from weft.runtime.update.rules import Ratio, Rule, UpdatedParameter, rule_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionOptions:
+    """How weights are predicted."""
+
+    bias: str = "adam"  # or "printed"
+    extrapolation: str = "linear"  # or "decayed"
+
+
+def check_rule(optimizer: Optimizer | None, options: PredictionOptions) -> None:
+    """Refuse an optimizer that has no rule for these options."""
+    if optimizer is not None and options.extrapolation == "linear":
+        rule_of(optimizer)
+
+
+class Predictor(UpdatePart):
+    """Predicts the parameters of one optimizer; observes its updates."""
+
+    key = "prediction"
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        live: Sequence[Parameter],
+        *,
+        options: PredictionOptions,
+        rates: RatesAhead | None = None,
+    ) -> None:
+        self.options = options
+        self._optimizer, self._live, self._rates = optimizer, live, rates
+        self._rule = rule_of(optimizer) if options.extrapolation == "linear" else None
+        self._members = _member_ids(optimizer)
+        # By id, the parameters that have had an update; a zero gradient of those that have sparse ones.
+        self._updated: dict[int, Tensor | None] = {}
+        self._gradients = _LastGradients(self._rule)
+        self._gradients.observe(optimizer)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(gradient.nbytes for gradient in self._gradients.last.values())
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        yield
+        for parameter in self._live:
+            if parameter.grad is not None:
+                sparse = parameter.grad.is_sparse
+                self._updated[id(parameter)] = torch.zeros_like(parameter.grad) if sparse else None
+        if self._rates is not None:
+            self._rates.advance()
+
+    def state(self) -> PartState:
+        return PartState(parameters=[self._parameter_state(parameter) for parameter in self._live])
+
+    def _parameter_state(self, parameter: Parameter) -> dict[str, Any] | None:
+        if id(parameter) not in self._updated:
+            return None
+        zero, gradient = self._updated[id(parameter)], self._gradients.last.get(id(parameter))
+        return {"sparse": None if zero is None else zero.sparse_dim(), "gradient": gradient}
+
+    @torch.no_grad()
+    def load(self, state: PartState, *, updates: int) -> None:
+        """A parameter without the last gradient that its rule needs counts as one that has had no update."""
+        self._gradients.observe(self._optimizer)
+        self._updated.clear()
+        self._gradients.last.clear()
+        needed = {
+            id(parameter)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if self._gradients.needed(group)
+        }
+        for parameter, saved in zip(self._live, state.parameters or (), strict=True):
+            if saved is None or (id(parameter) in needed and saved["gradient"] is None):
+                continue
+            sparse = saved["sparse"]
+            self._updated[id(parameter)] = None if sparse is None else _sparse_zero(parameter, sparse)
+            if id(parameter) in needed:
+                self._gradients.last[id(parameter)] = saved["gradient"].to(parameter.device)
+        if self._rates is not None:
+            self._rates.load()
+
+    @torch.no_grad()
+    def predict(self, into: Sequence[Parameter], ahead: int) -> None:
+        """Write the weights that the parameters will have after `ahead` more updates into others."""
+        if _member_ids(self._optimizer) != self._members:
+            raise WeftError(
+                "the optimizer holds other parameters than at the start, so its updates can't be predicted; "
+                "build a new pipeline with the optimizer that you want"
+            )
+        targets = {id(parameter): target.data for parameter, target in zip(self._live, into, strict=True)}
+        for parameter in self._live:
+            if id(parameter) not in self._updated:
+                targets[id(parameter)].copy_(parameter)
+        groups = self._optimizer.param_groups
+        updates = [groups] * ahead if self._rates is None else self._rates.options(ahead)
+        if self._rule is None:
+            self._predict_decayed(targets, updates)
+        else:
+            self._predict_linear(self._rule, targets, updates)
+
+    def fingerprint(self, ahead: int) -> object:
+        """What a prediction depends on, besides weights and optimizer state, which change only with an update."""
+        rates = None if self._rates is None else _comparable(self._rates.scheduled(ahead))
+        return ahead, _comparable(self._optimizer.param_groups), rates
+
+    def _predict_linear(self, rule: Rule, targets: dict[int, Tensor], updates: list[Groups]) -> None:
+        for group, *options in zip(self._optimizer.param_groups, *updates, strict=True):
+            rate = sum(float(update.get("lr", 1.0)) for update in options)
+            for parameter in self._updated_in(group):
+                updated, target = self._describe(parameter, group), _real(targets[id(parameter)])
+                direction = rule.direction(updated)
+                if isinstance(direction, Ratio):
+                    top, bottom, factor = direction
+                    torch.addcdiv(updated.weight, top, bottom, value=-rate * factor, out=target)
+                else:
+                    torch.add(updated.weight, direction, alpha=-rate, out=target)
+
+    def _predict_decayed(self, targets: dict[int, Tensor], updates: list[Groups]) -> None:
+        without_form: list[int] = []
+        for group, *options in zip(self._optimizer.param_groups, *updates, strict=True):
+            write = closed_form(self._optimizer, options)
+            for parameter in self._updated_in(group):
+                if write is not None and self._updated[id(parameter)] is None:
+                    write(self._describe(parameter, group), options, _real(targets[id(parameter)]))
+                else:
+                    targets[id(parameter)].copy_(parameter)
+                    without_form.append(id(parameter))
+        if without_form:
+            zeros = {parameter: self._updated[parameter] for parameter in without_form}
+            run_shadow(self._optimizer, targets, zeros, updates)
+
+    def _updated_in(self, group: Mapping[str, Any]) -> list[Parameter]:
+        return [parameter for parameter in group["params"] if id(parameter) in self._updated]
+
+    def _describe(self, parameter: Parameter, group: Mapping[str, Any]) -> UpdatedParameter:
+        state = self._optimizer.state.get(parameter, {})
+        step = int(state.get("step", 1))
+        if parameter.is_complex():  # to an optimizer, a complex number is two numbers
+            state = {name: _real(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+        return UpdatedParameter(
+            weight=_real(parameter.detach()),
+            state=state,
+            group=group,
+            gradient=self._gradients.last.get(id(parameter)),
+            step=step,
+            printed=self.options.bias == "printed",
+        )
+
+
+class _LastGradients:
+    """The gradients of the last update, where a rule needs them: dense, and negated under `maximize`.
+
+    A hook copies them before the step, because some optimizers overwrite them.
+    """
+
+    def __init__(self, rule: Rule | None) -> None:
+        self._rule = rule
+        self._observes = False
+        self.last: dict[int, Tensor] = {}  # by id of the parameter
+
+    def needed(self, group: Mapping[str, Any]) -> bool:
+        return self._rule is not None and self._rule.gradient(group)
+
+    def observe(self, optimizer: Optimizer) -> None:
+        """Register the hook, once, if the rule needs gradients."""
+        if not self._observes and any(map(self.needed, optimizer.param_groups)):
+            optimizer.register_step_pre_hook(self._copy)
+            self._observes = True
+
+    @torch.no_grad()
+    def _copy(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in filter(self.needed, optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                gradient = _real(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+                if id(parameter) not in self.last:
+                    self.last[id(parameter)] = torch.empty_like(gradient)
+                self.last[id(parameter)].copy_(gradient.neg() if group.get("maximize") else gradient)
+
+
+def _comparable(value: Any) -> object:
+    """A snapshot of options that can be compared; what might change later equals nothing."""
+    if isinstance(value, Parameter):
+        return id(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, dict):
+        return {name: _comparable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_comparable(item) for item in value]
+    return value if isinstance(value, str | int | float | complex | None) else object()
+
+
+def _sparse_zero(parameter: Parameter, sparse_dim: int) -> Tensor:
+    """A sparse gradient of zero, like that of `zeros_like`."""
+    indices = torch.empty(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
+    values = torch.empty(0, *parameter.shape[sparse_dim:], dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True).coalesce()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _member_ids(optimizer: Optimizer) -> list[int]:
+    return [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
