@@ -31,7 +31,7 @@ ROOT = str(Path(__file__).parents[3])
 WIDTH, MICROBATCHES, RANKS = 8, 4, 3
 LONG = 60.0  # a deadline that no case comes to, so that no failure is only found by it
 SHORT = 2.0  # a deadline that a case waits for
-STEPS = "all ranks to come to the same call"
+REPORT, STATE = "all ranks to gather a report", "all ranks to gather "
 
 
 # What every rank is told
@@ -394,8 +394,8 @@ def test_ranks_that_differ_are_refused_before_training(caught: Caught, case: str
     [
         ("flush_for_step", {0: "for chunk 0 from rank 1", 2: "for chunk 2 from rank 1"}),
         ("one_step_more", {0: "the backward of micro-batch 0 for chunk 0 from rank 1"}),
-        ("report_alone", {0: "from rank 1", 1: "from rank 2", 2: STEPS}),
-        ("state_alone", {0: STEPS}),
+        ("report_alone", {0: "from rank 1", 1: "from rank 2", 2: REPORT}),
+        ("state_alone", {0: STATE}),
     ],
 )
 def test_ranks_that_make_other_calls_end_at_the_deadline(caught: Caught, case: str, waits: dict[int, str]) -> None:
