@@ -78,7 +78,12 @@ def commands(text: str) -> list[str]:
     return re.sub(r"\\\n\s*", "", text).splitlines()
 
 
-WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
+# Pages that start torchrun. tests/train/test_processes.py and tests/runtime/process/ cover weft train and weft.launch
+# under torchrun.
+SLOW = {"many-machines", "training"}
+WITH_COMMANDS = [
+    pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in PAGES if blocks(page, "sh")
+]
 WITH_SNIPPETS = [page for page in PAGES if blocks(page, "python")]
 
 
