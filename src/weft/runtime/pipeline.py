@@ -172,7 +172,7 @@ class Pipeline:
     def _run(self, work: Work) -> None:
         self._check_usable()
         seeds = self._assembly.compute.seeds
-        seeds.remember()
+        seeds.save()
         try:
             self._driver.run(work)
         except BaseException as problem:

@@ -100,7 +100,7 @@ def filled(index: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 
 def of(index: int, *values: Any, **options: Any) -> Message:
-    return Message.of((0, 1, index), values, **options)
+    return Message.pack((0, 1, index), values, **options)
 
 
 # What the two ends do; every case is called on both ranks
@@ -129,7 +129,7 @@ def trees(end: End) -> int:
             tensors = flatten(value)[0]
             grads = [tensor.is_floating_point() and place % 2 == 0 for place, tensor in enumerate(tensors)]
             loss = [float("nan"), 0.1, -math.inf][index % 3]
-            yield Message.of((index % 2, 32767 - index, 2**40 + index), value, grads=grads, loss=loss)
+            yield Message.pack((index % 2, 32767 - index, 2**40 + index), value, grads=grads, loss=loss)
 
     return end.check(messages())
 

@@ -95,8 +95,8 @@ def test_a_meter_splits_time_into_busy_updating_and_waiting(monkeypatch: pytest.
     start = meter.start()  # 135: 5 waited
     meter.end(update, start)  # 140: 5 updating
     start = meter.start()  # 150: 10 waited
-    meter.updated(start)  # 157: 7 updating
-    meter.wait_over()  # 200: 43 waited
+    meter.end_delayed_update(start)  # 157: 7 updating
+    meter.end_wait()  # 200: 43 waited
     assert (meter.busy, meter.updating, meter.waiting) == (20, 12, 68)
     assert meter.busy + meter.updating + meter.waiting == 200 - 100
     assert meter.actions == 2
@@ -112,9 +112,9 @@ def steps_of(name: str, op: Op) -> Iterator[Step]:
 def test_a_peak_is_that_of_the_sum_too() -> None:
     """Categories have their peaks at different moments: the peak of all is not the sum of the peaks."""
     meter = Meter()
-    meter.hold(activations=100)
-    meter.hold(activations=10, gradients=50)
-    meter.hold(gradients=0)
+    meter.set_bytes(activations=100)
+    meter.set_bytes(activations=10, gradients=50)
+    meter.set_bytes(gradients=0)
     assert meter.held["activations"] == 10
     assert (meter.peak["activations"], meter.peak["gradients"], meter.peak_total) == (100, 50, 100)
     assert (meter.at_peak["activations"], meter.at_peak["gradients"]) == (100, 0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
-from weft.runtime.engine.staleness import KEPT, Staleness, distance
+from weft.runtime.engine.staleness import MAX_SAMPLES, Staleness, distance
 
 LR, MOMENTUM, ROWS, UPDATES = 0.1, 0.9, 8, 7
 
@@ -137,24 +137,24 @@ def test_nothing_is_kept_after_the_update() -> None:
     staleness = Staleness(2)
     assert [t for t in range(6) if staleness.due(t)] == [0, 2, 4]
     read, old = [torch.ones(3), torch.zeros(2, 2)], [torch.zeros(3), torch.zeros(2, 2)]
-    staleness.take(0, read, old)
-    staleness.take(2, read, read)
+    staleness.sample(0, read, old)
+    staleness.sample(2, read, read)
     assert staleness.nbytes == 2 * 7 * 4 + 7 * 4  # what is the same is kept once
     read[0].zero_()
-    staleness.met(0, [torch.ones(3), 2 * torch.ones(2, 2)])
+    staleness.measure(0, [torch.ones(3), 2 * torch.ones(2, 2)])
     assert list(staleness.samples) == [{"minibatch": 0, "predicted": 4.0, "stale": pytest.approx(math.sqrt(19))}]
-    staleness.met(1, read)  # was not taken
-    staleness.met(2, [torch.ones(3), torch.zeros(2, 2)])
+    staleness.measure(1, read)  # was not sampled
+    staleness.measure(2, [torch.ones(3), torch.zeros(2, 2)])
     assert staleness.samples[1] == {"minibatch": 2, "predicted": 0.0, "stale": 0.0}
     assert staleness.nbytes == 0
 
 
 def test_the_last_samples_are_kept() -> None:
     staleness = Staleness(1)
-    for t in range(KEPT + 5):
-        staleness.take(t, [], [])
-        staleness.met(t, [])
-    assert [sample["minibatch"] for sample in staleness.samples] == list(range(5, KEPT + 5))
+    for t in range(MAX_SAMPLES + 5):
+        staleness.sample(t, [], [])
+        staleness.measure(t, [])
+    assert [sample["minibatch"] for sample in staleness.samples] == list(range(5, MAX_SAMPLES + 5))
 
 
 def test_it_takes_no_part_in_what_it_measures() -> None:

@@ -136,16 +136,16 @@ def plain(name: str) -> list[Tensor | None]:
 def swapped(name: str) -> list[Tensor | None]:
     """The same by name; the forward's weights are spoilt, and nobody may notice."""
     layer, others, inputs = case(name)
-    leaves, swapping, outputs = list(layer.parameters()), WeightSubstitution(), []
+    leaves, substitution, outputs = list(layer.parameters()), WeightSubstitution(), []
     for one in inputs:
-        swapping.know([leaves])
-        with swapping.hooks():
+        substitution.forward_reads([leaves])
+        with substitution.hooks():
             outputs.append(layer(one))
     reading = [Parameter(torch.empty_like(leaf)) for leaf in leaves]
     for leaf, home, other in zip(leaves, reading, others, strict=True):
         home.data.copy_(other)
         leaf.data.fill_(torch.nan)
-    swapping.read([reading])
+    substitution.backward_reads([reading])
     for output in outputs:
         output.square().sum().backward()
     return gradients(inputs, leaves)
@@ -162,12 +162,12 @@ def test_at_the_same_weights_it_is_an_ordinary_backward(name: str) -> None:
     found = []
     for swaps in (False, True):
         layer, _, inputs = case(name)
-        leaves, swapping = list(layer.parameters()), WeightSubstitution()
-        swapping.know([leaves])
-        swapping.read([leaves])
+        leaves, substitution = list(layer.parameters()), WeightSubstitution()
+        substitution.forward_reads([leaves])
+        substitution.backward_reads([leaves])
         for one in inputs:
             if swaps:
-                with swapping.hooks():
+                with substitution.hooks():
                     layer(one).square().sum().backward()
             else:
                 layer(one).square().sum().backward()
@@ -180,14 +180,14 @@ def test_what_is_computed_from_weights_is_that_of_the_forward() -> None:
     torch.manual_seed(1)
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
     before = copy.deepcopy(layer)
-    leaves, swapping, x = list(layer.parameters()), WeightSubstitution(), X.clone().requires_grad_()
-    swapping.know([leaves])
-    with swapping.hooks():
+    leaves, substitution, x = list(layer.parameters()), WeightSubstitution(), X.clone().requires_grad_()
+    substitution.forward_reads([leaves])
+    with substitution.hooks():
         output = layer(x)
     reading = [Parameter(2 * one.detach()) for one in leaves]
     for leaf in leaves:
         leaf.data.fill_(torch.nan)
-    swapping.read([reading])
+    substitution.backward_reads([reading])
     output.sum().backward()
     torch.testing.assert_close(x.grad, torch.ones_like(output) @ before.weight.detach())
     bias, magnitude, _ = leaves
@@ -197,22 +197,22 @@ def test_what_is_computed_from_weights_is_that_of_the_forward() -> None:
 
 
 def test_several_sets_of_parameters() -> None:
-    first, second, swapping = nn.Linear(8, 8), nn.Linear(8, 8), WeightSubstitution()
-    swapping.know([list(first.parameters()), list(second.parameters())])
+    first, second, substitution = nn.Linear(8, 8), nn.Linear(8, 8), WeightSubstitution()
+    substitution.forward_reads([list(first.parameters()), list(second.parameters())])
     x = X.clone().requires_grad_()
-    with swapping.hooks():
+    with substitution.hooks():
         output = second(first(x))
     others = [[Parameter(one * scale) for one in layer.parameters()] for scale, layer in ((2, first), (5, second))]
-    swapping.read(others)
+    substitution.backward_reads(others)
     output.sum().backward()
     torch.testing.assert_close(x.grad, 10 * torch.ones_like(X) @ second.weight @ first.weight)
 
 
 def test_what_is_saved_is_counted_without_weights() -> None:
-    layer, saved, swapping = nn.Linear(8, 5, bias=False), set[tuple[int, int]](), WeightSubstitution()
-    swapping.know([list(layer.parameters())])
+    layer, saved, substitution = nn.Linear(8, 5, bias=False), set[tuple[int, int]](), WeightSubstitution()
+    substitution.forward_reads([list(layer.parameters())])
     x = X.clone().requires_grad_()
-    with swapping.hooks(saved):
+    with substitution.hooks(saved):
         output = layer(x).exp()
     assert saved == {(one.untyped_storage().data_ptr(), one.untyped_storage().nbytes()) for one in (x, output)}
 
@@ -221,10 +221,10 @@ def test_what_is_saved_is_counted_without_weights() -> None:
 
 
 def test_a_saved_activation_that_is_changed_in_place_is_refused() -> None:
-    layer, swapping = nn.Linear(8, 8), WeightSubstitution()
-    swapping.know([list(layer.parameters())])
-    swapping.read([list(layer.parameters())])
-    with swapping.hooks():
+    layer, substitution = nn.Linear(8, 8), WeightSubstitution()
+    substitution.forward_reads([list(layer.parameters())])
+    substitution.backward_reads([list(layer.parameters())])
+    with substitution.hooks():
         output = layer(X).exp()
     output.detach().add_(1)
     with pytest.raises(weft.WeftError, match=r"shape \(4, 6, 8\) was changed in place after the forward had saved it"):
@@ -233,17 +233,17 @@ def test_a_saved_activation_that_is_changed_in_place_is_refused() -> None:
 
 def test_parameters_of_one_storage_are_refused() -> None:
     both = torch.randn(2, 8)
-    with pytest.raises(weft.WeftError, match="two parameters are parts of one storage"):
-        WeightSubstitution().know([[Parameter(both[0]), Parameter(both[1])]])
+    with pytest.raises(weft.WeftError, match="two parameters share one storage"):
+        WeightSubstitution().forward_reads([[Parameter(both[0]), Parameter(both[1])]])
 
 
 def test_a_parameter_that_is_laid_out_differently_is_refused() -> None:
-    part, swapping = Parameter(torch.randn(8, 9)[:, :3]), WeightSubstitution()
-    swapping.know([[part]])
-    with swapping.hooks():
+    part, substitution = Parameter(torch.randn(8, 9)[:, :3]), WeightSubstitution()
+    substitution.forward_reads([[part]])
+    with substitution.hooks():
         output = (X.clone().requires_grad_() @ part).sum()
-    swapping.read([[Parameter(torch.empty_like(part))]])
-    with pytest.raises(weft.WeftError, match="is a part of a larger tensor"):
+    substitution.backward_reads([[Parameter(torch.empty_like(part))]])
+    with pytest.raises(weft.WeftError, match="is a slice of a larger tensor"):
         output.backward()  # type: ignore[no-untyped-call]
 
 
@@ -257,15 +257,15 @@ def tensors() -> int:
 
 def test_nothing_is_held_after_the_backward() -> None:
     layer = nn.Sequential(case("encoder")[0], nn.Softmax(-1))  # which saves its own output
-    leaves, swapping = list(layer.parameters()), WeightSubstitution()
-    swapping.read([leaves])
+    leaves, substitution = list(layer.parameters()), WeightSubstitution()
+    substitution.backward_reads([leaves])
 
     def run(turns: int) -> list[weakref.ref[Tensor]]:
         outputs = []
         for _ in range(turns):
-            swapping.know([leaves])
+            substitution.forward_reads([leaves])
             x = X.clone().requires_grad_()
-            with swapping.hooks():
+            with substitution.hooks():
                 output = layer(x)
             output.sum().backward()
             outputs.append(weakref.ref(output))
@@ -279,8 +279,8 @@ def test_nothing_is_held_after_the_backward() -> None:
     finally:
         gc.enable()
     assert tensors() <= before
-    swapping.know([leaves])
-    with swapping.hooks():
+    substitution.forward_reads([leaves])
+    with substitution.hooks():
         dropped = weakref.ref(layer(X.clone().requires_grad_()))
     assert dropped() is None  # a forward without a backward goes too
 

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 import weft
 from weft.errors import WeftError
-from weft.runtime.partition.layers import tensors_of
+from weft.runtime.partition.layers import named_tensors
 from weft.runtime.weights.parameter_set import ParameterSet
 from weft.runtime.weights.versions import Versions
 from weft.schedule import Op, lower
@@ -330,7 +330,7 @@ def made(name: str) -> tuple[nn.Module, list[Tensor]]:
 def parameter_set(module: nn.Module, optimizer: str = "sgd", *, stashes: bool = True, **options: Any) -> ParameterSet:
     """As a chunk has it: a parameter once, with all its places."""
     found: dict[int, list[tuple[nn.Module, str]]] = {}
-    for owner, name, tensor in tensors_of(module):
+    for owner, name, tensor in named_tensors(module):
         if isinstance(tensor, Parameter):
             found.setdefault(id(tensor), []).append((owner, name))
     return ParameterSet(

@@ -14,7 +14,7 @@ from weft.runtime.assembly.layout import Layout, layout_of
 from weft.runtime.assembly.settings import Settings, check_weights
 from weft.runtime.comm import ProcessTransport, Transport
 from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
-from weft.runtime.partition import chunk_layers, model_of
+from weft.runtime.partition import chunk_layers, layered_model
 from weft.runtime.update import cure_for
 from weft.runtime.weights import GradientSync, gradient_sync_for
 from weft.schedule import Program, Schedule, lower, verify_program, write_csv
@@ -49,7 +49,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     schedule = resolve.schedule_for(settings)
     program = lower(schedule)
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
-    whole = model_of(model, cut=settings.cut, example=settings.example)
+    whole = layered_model(model, cut=settings.cut, example=settings.example)
     recompute = settings.recompute_of(schedule.chunks)
     check_weights(program, recompute=recompute, precision=settings.precision)
     cure = cure_for(settings.cure, program)

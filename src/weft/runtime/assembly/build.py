@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weft.runtime.assembly.layout import Holders, Layout
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import Chunk, ComputeSettings
-from weft.runtime.partition import tensors_of
+from weft.runtime.partition import named_tensors
 from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
 from weft.runtime.weights import ParameterSet, Place
 from weft.schedule import Op, Program
@@ -46,7 +46,7 @@ def build_chunk(
     state: dict[str, Place] = {}
     for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
         layer.to(compute.device)
-        for entry, (owner, attribute, tensor) in zip(entries, tensors_of(layer), strict=True):
+        for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
             state |= dict.fromkeys(entry.names, (owner, attribute))
             if entry.trained:
                 member = sets[entry.holders].setdefault(id(tensor), (entry.names, []))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from weft.runtime.partition import Model, tensors_of
+from weft.runtime.partition import LayeredModel, named_tensors
 from weft.schedule import Program, shared_weights
 
 Holders: TypeAlias = "tuple[int, ...]"  # the chunks that share a parameter; () if it belongs to one chunk only
@@ -33,9 +33,9 @@ class Entry(NamedTuple):
 class Layout:
     """The model as chunks."""
 
-    model: Model
+    model: LayeredModel
     ranges: list[range]  # the layers of each chunk
-    entries: list[list[Entry]]  # of each layer, in the order of `tensors_of`
+    entries: list[list[Entry]]  # of each layer, in the order of `named_tensors`
     programs: dict[Holders, Program]  # that parameters follow
 
     @property
@@ -63,7 +63,7 @@ class Layout:
         for chunk in chunks:
             layers = [self.model.layers[layer] for layer in self.ranges[chunk]]
             parts = {id(module) for layer in layers for module in layer.modules()}
-            parts |= {id(tensor) for layer in layers for _, _, tensor in tensors_of(layer)}
+            parts |= {id(tensor) for layer in layers for _, _, tensor in named_tensors(layer)}
             result.append(copy.deepcopy(layers) if parts & taken else layers)
             taken |= parts
         return result
@@ -71,7 +71,7 @@ class Layout:
     def without_weights(self) -> Layout:
         """The layout for the rest of the run: other ranks' layers can go, and only dtypes and shapes stay."""
         state = {name: _on_meta(tensor) if name in self.homes else tensor for name, tensor in self.model.state.items()}
-        return replace(self, model=Model(layers=[], state=state))
+        return replace(self, model=LayeredModel(layers=[], state=state))
 
 
 def _on_meta(tensor: Tensor) -> Tensor:
@@ -79,14 +79,14 @@ def _on_meta(tensor: Tensor) -> Tensor:
     return Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, Parameter) else empty
 
 
-def layout_of(model: Model, counts: Sequence[int], program: Program) -> Layout:
+def layout_of(model: LayeredModel, counts: Sequence[int], program: Program) -> Layout:
     """The layout of a model with so many layers in each chunk."""
     ends = np.cumsum([0, *counts]).tolist()
     ranges = [range(first, end) for first, end in pairwise(ends)]
     users: dict[int, set[int]] = defaultdict(set)
     for chunk, layers in enumerate(ranges):
         for layer in layers:
-            for _, _, tensor in tensors_of(model.layers[layer]):
+            for _, _, tensor in named_tensors(model.layers[layer]):
                 users[id(tensor)].add(chunk)
     names = model.names()
 
@@ -95,7 +95,7 @@ def layout_of(model: Model, counts: Sequence[int], program: Program) -> Layout:
         chunks = tuple(sorted(users[id(tensor)]))
         return Entry(names[id(tensor)], trained, chunks if trained and len(chunks) > 1 else ())
 
-    entries = [[entry(tensor) for _, _, tensor in tensors_of(layer)] for layer in model.layers]
+    entries = [[entry(tensor) for _, _, tensor in named_tensors(layer)] for layer in model.layers]
     ties = sorted({entry.holders for layer in entries for entry in layer if entry.holders})
     programs = {(): program} | {holders: shared_weights(program, holders) for holders in ties}
     return Layout(model=model, ranges=ranges, entries=entries, programs=programs)

@@ -4,7 +4,7 @@ It knows ranks and messages, not what they mean: chunks, versions and updates ar
 """
 
 from weft.runtime.comm.collectives import Collectives
-from weft.runtime.comm.messages import Key, Message, describe, key_of
+from weft.runtime.comm.messages import Key, Message, describe_key, incoming_key, outgoing_key
 from weft.runtime.comm.shared_memory import SHARED_MEMORY_SWITCH
 from weft.runtime.comm.transport import AllReduce, Inbox, InProcessTransport, ProcessTransport, Send, Transport
 
@@ -19,6 +19,7 @@ __all__ = [
     "ProcessTransport",
     "Send",
     "Transport",
-    "describe",
-    "key_of",
+    "describe_key",
+    "incoming_key",
+    "outgoing_key",
 ]

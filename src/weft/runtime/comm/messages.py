@@ -1,4 +1,4 @@
-"""What one chunk hands to another: a nest of tensors, for one action."""
+"""A message from one chunk to another: a tree of tensors, for one action."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.runtime.tree import Skeleton, flatten, unflatten
 from weft.schedule import Op, Step
 
-Key: TypeAlias = "tuple[int, int, int]"  # pass (F or B), chunk that takes it, micro-batch
+Key: TypeAlias = "tuple[int, int, int]"  # pass (F or B), receiving chunk, micro-batch
 
 NO_LOSS = float("nan")
 
@@ -24,37 +24,45 @@ class Message:
     key: Key
     tensors: list[Tensor]
     skeleton: Skeleton
-    grads: Sequence[bool]  # for each tensor: whether a gradient is wanted in return
-    loss: float = NO_LOSS  # on the way back: the micro-batch's loss, so that every rank comes to know it
+    grads: Sequence[bool]  # for each tensor: whether the sender needs its gradient
+    loss: float = NO_LOSS  # on the way back: the micro-batch's loss, so that every rank gets it
 
     @staticmethod
-    def of(key: Key, value: Any, *, grads: Sequence[bool] | None = None, loss: float = NO_LOSS) -> Message:
+    def pack(key: Key, value: Any, *, grads: Sequence[bool] | None = None, loss: float = NO_LOSS) -> Message:
         tensors, skeleton = flatten(value)
         return Message(key, tensors, skeleton, [False] * len(tensors) if grads is None else grads, loss)
 
-    def apart(self) -> Message:
-        """As it would arrive by a link: what the taker does to it in place stays unknown to the sender."""
+    def detached_copy(self) -> Message:
+        """As it would arrive over a link: the sender does not see what the receiver changes in place."""
         tensors = [
             tensor.detach().contiguous() if grad else tensor.detach().clone(memory_format=torch.contiguous_format)
             for tensor, grad in zip(self.tensors, self.grads, strict=True)
         ]
         return Message(self.key, tensors, self.skeleton, self.grads, self.loss)
 
-    def open(self) -> Any:
-        """The nest, with leaves of this chunk's own autograd graph where a gradient is wanted in return."""
+    def unpack(self) -> Any:
+        """The tree; tensors whose gradient the sender needs are leaves of the receiver's autograd graph."""
         tensors = [tensor.detach().requires_grad_(grad) for tensor, grad in zip(self.tensors, self.grads, strict=True)]
         return unflatten(self.skeleton, tensors)
 
     def __str__(self) -> str:
-        return describe(self.key)
+        return describe_key(self.key)
 
 
-def key_of(step: Step, *, taker: int | None = None) -> Key:
-    """The message that a step takes, or, with the chunk that takes it, the one that it sends."""
-    forward = step.action.op == Op.F
-    return int(Op.F if forward else Op.B), step.action.chunk if taker is None else taker, step.action.index
+def incoming_key(step: Step) -> Key:
+    """The key of the message that a step receives."""
+    return _pass(step), step.action.chunk, step.action.index
 
 
-def describe(key: Key) -> str:
+def outgoing_key(step: Step) -> Key:
+    """The key of the message that a step sends."""
+    return _pass(step), step.feeds, step.action.index
+
+
+def _pass(step: Step) -> int:
+    return int(Op.F if step.action.op == Op.F else Op.B)
+
+
+def describe_key(key: Key) -> str:
     kind = "forward" if key[0] == Op.F else "backward"
     return f"the {kind} of micro-batch {key[2]} for chunk {key[1]}"

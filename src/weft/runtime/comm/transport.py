@@ -71,7 +71,7 @@ class InProcessTransport:
         first = rank // self._stages * self._stages
 
         def deliver(target: int, message: Message) -> None:
-            self._inboxes[first + target][message.key] = message.apart() if message.key[0] == Op.F else message
+            self._inboxes[first + target][message.key] = message.detached_copy() if message.key[0] == Op.F else message
 
         return deliver
 

@@ -15,7 +15,7 @@ from weft.errors import WeftError
 from weft.runtime.engine.randomness import Seeds, mix
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
-from weft.runtime.partition import call, tensors_of
+from weft.runtime.partition import call_layer, named_tensors
 from weft.runtime.tree import flatten, map_tensors
 from weft.runtime.weights import Leaves, ParameterSet, Place
 
@@ -97,7 +97,7 @@ class Chunk:
         for parameters, weights in zip(self.sets, in_flight.weights, strict=True):
             parameters.install(weights)
         if self._substitution is not None:
-            self._substitution.know(in_flight.weights)
+            self._substitution.forward_reads(in_flight.weights)
         leaves = flatten(in_flight.given)[0]
         in_flight.inputs = [leaf for leaf in leaves if leaf.requires_grad]
         shapes = tuple((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves)
@@ -166,7 +166,7 @@ class Chunk:
         with compute.autocast():
             for number, layer in enumerate(self.layers, self.first_layer):
                 compute.seeds.set(mix(*place, number))
-                value = call(layer, value)
+                value = call_layer(layer, value)
         return value
 
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:
@@ -230,7 +230,7 @@ class Chunk:
         for parameters, leaves in zip(self.sets, weights or in_flight.weights, strict=True):
             parameters.install(leaves)  # for layers that compute again in their backward
         if self._substitution is not None:
-            self._substitution.read(weights or in_flight.weights)
+            self._substitution.backward_reads(weights or in_flight.weights)
 
     def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> list[Parameter]:
         """Let the graph be there, and all that a backward needs; the leaves of the graph."""
@@ -273,7 +273,7 @@ class Chunk:
         return {
             (owner, name): tensor
             for layer in self.layers
-            for owner, name, tensor in tensors_of(layer)
+            for owner, name, tensor in named_tensors(layer)
             if not isinstance(tensor, Parameter)
         }
 
@@ -282,13 +282,13 @@ class Chunk:
     @property
     def weight_bytes(self) -> int:
         """Bytes of parameters and buffers, one version."""
-        tensors = {id(tensor): tensor for layer in self.layers for _, _, tensor in tensors_of(layer)}
+        tensors = {id(tensor): tensor for layer in self.layers for _, _, tensor in named_tensors(layer)}
         return sum(tensor.nbytes for tensor in tensors.values())
 
     def _count(self, saved: set[tuple[int, int]], outputs: list[Tensor], inputs: list[Tensor]) -> int:
         """Bytes of all storages that a micro-batch holds, weights and buffers aside; of its inputs, its own part."""
         storages = saved | {_storage(tensor) for tensor in outputs}
-        tensors = [tensor for layer in self.layers for _, _, tensor in tensors_of(layer)]
+        tensors = [tensor for layer in self.layers for _, _, tensor in named_tensors(layer)]
         others = {_storage(tensor)[0] for tensor in (*tensors, *inputs)}
         own = {tensor.data_ptr(): tensor.nbytes for tensor in inputs}
         return sum(own.values()) + sum(nbytes for address, nbytes in storages if address not in others)

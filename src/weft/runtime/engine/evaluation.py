@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.runtime.comm import Collectives, Message, key_of
+from weft.runtime.comm import Collectives, Message, incoming_key, outgoing_key
 from weft.runtime.engine.chunk import Chunk, LossFunction
 from weft.runtime.engine.waiting import Waits
 from weft.runtime.engine.worker import Worker
@@ -34,15 +34,15 @@ def evaluate(worker: Worker, take_output: TakeOutput) -> Waits:
 def _forward(worker: Worker, step: Step, take_output: TakeOutput) -> None:
     chunk, index = worker.chunks[step.action.chunk], step.action.index
     if step.needs >= 0:
-        message = worker.inbox.pop(key_of(step))
+        message = worker.inbox.pop(incoming_key(step))
         empty = message.skeleton == EMPTY
-        given = None if empty else message.open()
+        given = None if empty else message.unpack()
     else:
         given = worker.inputs.pop(index)
         empty = batch_size(given, what="inputs") == 0
     if not chunk.last:
-        key = key_of(step, taker=step.feeds)
-        worker.hand_over(step, Message(key, [], EMPTY, []) if empty else Message.of(key, chunk.evaluate(given)))
+        key = outgoing_key(step)
+        worker.hand_over(step, Message(key, [], EMPTY, []) if empty else Message.pack(key, chunk.evaluate(given)))
         return
     target = worker.targets.pop(index, None)
     if not empty:

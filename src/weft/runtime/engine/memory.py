@@ -23,11 +23,11 @@ class MemoryAccount:
         self._link_bytes = 0
         self._collecting: set[tuple[int, int]] = set()  # chunk and mini-batch whose gradients are being added up
         self.count_weights()
-        meter.hold(weights=sum(chunk.weight_bytes for chunk in chunks.values()))
+        meter.set_bytes(weights=sum(chunk.weight_bytes for chunk in chunks.values()))
 
     def change_activations(self, change: int) -> None:
         self._activations += change
-        self._meter.hold(activations=self._activations)
+        self._meter.set_bytes(activations=self._activations)
 
     def first_backward(self, step: Step) -> None:
         """Gradients exist from a mini-batch's first backward in a chunk on, beside the activations that it read."""
@@ -40,22 +40,22 @@ class MemoryAccount:
 
     def count_gradients(self) -> None:
         pending = (update for parameters in self._sets for update in parameters.pending)
-        self._meter.hold(
+        self._meter.set_bytes(
             gradients=sum(parameters.gradient_bytes for parameters in self._sets)
             + sum(gradient_bytes(gradient) for update in pending for gradient in update.gradients)
         )
 
     def count_weights(self, *, optimizer: bool = False) -> None:
         """Count versions, and the optimizers' state as long as it may grow: in the first updates."""
-        self._meter.hold(extra_versions=sum(parameters.versions.extra_bytes for parameters in self._sets))
+        self._meter.set_bytes(extra_versions=sum(parameters.versions.extra_bytes for parameters in self._sets))
         if optimizer or self._meter.updates < FIRST_UPDATES * len(self._sets):
-            self._meter.hold(optimizer=sum(parameters.optimizer_bytes for parameters in self._sets))
+            self._meter.set_bytes(optimizer=sum(parameters.optimizer_bytes for parameters in self._sets))
         self._meter.updates += 1
 
     def count_buffers(self) -> None:
         held = sum(parameters.buffer_bytes for parameters in self._sets)
         samples = sum(staleness.nbytes for staleness in self._staleness.values())
-        self._meter.hold(buffers=self._link_bytes + held + samples)
+        self._meter.set_bytes(buffers=self._link_bytes + held + samples)
 
     def count_all(self, link_bytes: int) -> None:
         """Count everything again, for a report; `link_bytes` are the transport's buffers."""

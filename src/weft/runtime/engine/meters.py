@@ -1,4 +1,4 @@
-"""What a rank does with its time and memory, counted while it runs; cheap enough to be always on."""
+"""The time and memory of a rank, counted while it runs; cheap enough to be always on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from weft.schedule import Op, Step
 from weft.simulate import CATEGORIES
 
-WINDOW = 64  # cycles whose blocks are kept for a timeline
+WINDOW = 64  # the last cycles, kept for a timeline
 
 
 @dataclass(kw_only=True)
@@ -26,22 +26,22 @@ class Meter:
     message_bytes: int = 0
     held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
     peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
-    at_peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))  # when their sum is largest
+    at_peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))  # when their sum was largest
     cycles: deque[list[tuple[Step, int, int]]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    _begun: int = 0
+    _last: int = 0
 
     def begin_cycle(self, *, first: bool) -> None:
-        """`first`: after a flush, where mini-batches and versions count anew."""
+        """`first`: after a flush, when mini-batches and versions start from 0 again."""
         if first:
             self.cycles.clear()
         self.cycles.append([])
-        self._begun = monotonic_ns()
+        self._last = monotonic_ns()
 
     def start(self) -> int:
-        """An action has what it needs; all since the end of the last one was waiting."""
+        """An action starts; the time since the end of the previous one was waiting."""
         now = monotonic_ns()
-        self.waiting += now - self._begun
-        self._begun = now
+        self.waiting += now - self._last
+        self._last = now
         return now
 
     def end(self, step: Step, start: int) -> None:
@@ -51,26 +51,26 @@ class Meter:
         else:
             self.busy += now - start
         self.actions += 1
-        self._begun = now
+        self._last = now
         self.cycles[-1].append((step, start, now))
 
-    def updated(self, start: int) -> None:
-        """An update that was put off is made."""
-        self._begun = monotonic_ns()
-        self.updating += self._begun - start
+    def end_delayed_update(self, start: int) -> None:
+        """An update that was postponed is done."""
+        self._last = monotonic_ns()
+        self.updating += self._last - start
 
     def resume(self) -> None:
-        """Time that passed outside of the engine is nobody's."""
-        self._begun = monotonic_ns()
+        """Don't count the time that passed outside the engine."""
+        self._last = monotonic_ns()
 
-    def wait_over(self) -> None:
-        """Waiting that no action came after."""
+    def end_wait(self) -> None:
+        """Count waiting that no action follows."""
         now = monotonic_ns()
-        self.waiting += now - self._begun
-        self._begun = now
+        self.waiting += now - self._last
+        self._last = now
 
-    def hold(self, **bytes_held: int) -> None:
-        """Note how many bytes of some categories are held."""
+    def set_bytes(self, **bytes_held: int) -> None:
+        """The bytes that are held now, by category."""
         for category, amount in bytes_held.items():
             self.held[category] = amount
             if amount > self.peak[category]:
@@ -83,7 +83,7 @@ class Meter:
         return sum(self.at_peak.values())
 
     def reset(self) -> None:
-        """Count times and messages from here; bytes held stay what they are."""
+        """Restart the counters; bytes held stay."""
         self.busy = self.waiting = self.updating = self.actions = self.messages = self.message_bytes = 0
         self.peak, self.at_peak = dict(self.held), dict(self.held)
 

@@ -1,7 +1,7 @@
-"""Random numbers that depend on seed, mini-batch, micro-batch and layer alone.
+"""Random numbers that depend on seed, mini-batch, micro-batch and layer only.
 
-So dropout is the same whatever the schedule, the number of ranks or a recompute: the generator is set anew
-before every layer.
+The generator is seeded before every layer. So dropout does not depend on the schedule, on the number of ranks or on
+recompute.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """One number of 63 bits from several: the finishing steps of splitmix64, once a number."""
+    """A seed of 63 bits from several numbers: the finalizer of splitmix64, applied for each number."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
         state = (state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
@@ -22,7 +22,7 @@ def mix(*numbers: int) -> int:
 
 
 class Seeds:
-    """Sets the generators of a device; what they were before is put back by `restore`."""
+    """The random generators of a device: seed them, and restore their state afterwards."""
 
     def __init__(self, device: torch.device) -> None:
         self._generators = [torch.default_generator]
@@ -30,13 +30,13 @@ class Seeds:
             torch.empty(0, device=device)  # CUDA has no generators before its first use
             index = torch.cuda.current_device() if device.index is None else device.index
             self._generators.append(torch.cuda.default_generators[index])
-        self._before: list[torch.Tensor] = []
+        self._saved: list[torch.Tensor] = []
 
-    def remember(self) -> None:
-        self._before = [generator.get_state() for generator in self._generators]
+    def save(self) -> None:
+        self._saved = [generator.get_state() for generator in self._generators]
 
     def restore(self) -> None:
-        for generator, state in zip(self._generators, self._before, strict=True):
+        for generator, state in zip(self._generators, self._saved, strict=True):
             generator.set_state(state)
 
     def set(self, seed: int) -> None:

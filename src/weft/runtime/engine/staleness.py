@@ -1,8 +1,8 @@
-"""How stale the weights of a mini-batch were, measured now and then.
+"""How stale the weights of a mini-batch were, measured every few mini-batches.
 
-The gradient of mini-batch `t` is applied to the weights `W_t`. A sample takes down the weights that its first forward
-reads (predicted ones, where it predicts) and the version that they come from, and when the update is made, how far
-both are from the weights that it meets.
+The gradient of mini-batch `t` is applied to the weights `W_t`. A sample copies the weights that the first forward reads
+(predicted weights, if it predicts) and the version that they come from. At the update, it measures the distance of both
+to the weights that the gradient is applied to.
 """
 
 from __future__ import annotations
@@ -15,48 +15,49 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-KEPT = 4096  # samples of a chunk, the last ones
+MAX_SAMPLES = 4096  # of a chunk; older ones are dropped
 
 
-class _Taken(NamedTuple):
+class _Copies(NamedTuple):
     read: list[Tensor]
     stale: list[Tensor]
 
 
 class Staleness:
-    """The samples of one chunk, every `every` mini-batches; 0: none."""
+    """The samples of one chunk, one every `every` mini-batches; 0: none."""
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self.samples: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        self._taken: dict[int, _Taken] = {}
+        self.samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
+        self._copies: dict[int, _Copies] = {}
 
     def due(self, minibatch: int) -> bool:
         return self.every > 0 and minibatch % self.every == 0
 
     @property
     def nbytes(self) -> int:
-        taken = {id(tensor): tensor for both in self._taken.values() for some in both for tensor in some}
-        return sum(tensor.nbytes for tensor in taken.values())
+        copies = self._copies.values()
+        distinct = {id(tensor): tensor for copy in copies for tensor in (*copy.read, *copy.stale)}
+        return sum(tensor.nbytes for tensor in distinct.values())
 
     @torch.no_grad()
-    def take(self, minibatch: int, read: Sequence[Tensor], stale: Sequence[Tensor]) -> None:
-        """The weights that a mini-batch's first forward reads, of all parameters of the chunk, and their version."""
-        copies = [one.clone() for one in read]
-        others = copies if read is stale else [one.clone() for one in stale]
-        self._taken[minibatch] = _Taken(copies, others)
+    def sample(self, minibatch: int, read: Sequence[Tensor], stale: Sequence[Tensor]) -> None:
+        """Copy the weights that a mini-batch's first forward reads, and the version that they come from."""
+        read_copies = [tensor.clone() for tensor in read]
+        stale_copies = read_copies if read is stale else [tensor.clone() for tensor in stale]
+        self._copies[minibatch] = _Copies(read_copies, stale_copies)
 
     @torch.no_grad()
-    def met(self, minibatch: int, live: Sequence[Tensor]) -> None:
-        """The weights that its update is about to be applied to."""
-        taken = self._taken.pop(minibatch, None)
-        if taken is not None:
-            sample = {"minibatch": minibatch, "predicted": distance(taken.read, live)}
-            same = taken.stale is taken.read
-            self.samples.append(sample | {"stale": sample["predicted"] if same else distance(taken.stale, live)})
+    def measure(self, minibatch: int, live: Sequence[Tensor]) -> None:
+        """Compare with the weights that the update is about to be applied to, if the mini-batch was sampled."""
+        copies = self._copies.pop(minibatch, None)
+        if copies is not None:
+            predicted = distance(copies.read, live)
+            stale = predicted if copies.stale is copies.read else distance(copies.stale, live)
+            self.samples.append({"minibatch": minibatch, "predicted": predicted, "stale": stale})
 
 
-def distance(ones: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """The norm of all differences together."""
-    pairs = zip(ones, others, strict=True)
-    return math.hypot(*[float(torch.linalg.vector_norm((one - other).abs().float())) for one, other in pairs])
+def distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """The norm of the difference of two lists of tensors."""
+    pairs = zip(first, second, strict=True)
+    return math.hypot(*[float(torch.linalg.vector_norm((left - right).abs().float())) for left, right in pairs])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from weft.runtime.comm import Key, describe
+from weft.runtime.comm import Key, describe_key
 
 GRADIENTS = -1  # instead of a source: other ranks' parts of a gradient sum
 
@@ -22,7 +22,7 @@ class Wait(NamedTuple):
         return self.source == GRADIENTS
 
     def __str__(self) -> str:
-        return "gradients of other ranks" if self.for_gradients else f"{describe(self.key)} from rank {self.source}"
+        return "gradients of other ranks" if self.for_gradients else f"{describe_key(self.key)} from rank {self.source}"
 
 
 Waits: TypeAlias = Iterator[Wait]

@@ -1,9 +1,9 @@
-"""A backward at other weights than its forward: what autograd saves of a weight is saved by name.
+"""A backward that reads other weights than its forward: autograd saves weights by reference to a parameter.
 
-A tensor that shares its storage with a weight (the weight itself, its transpose, a part of it) is kept as "this view
-of parameter x" and found again in the weights of the backward, whichever those are then. So nothing holds the
-forward's weights: they may be written over while a micro-batch is in flight. What a layer computes from a weight and
-saves then (a cast, a norm) is an activation like any other, and stays that of the forward.
+A tensor that shares its storage with a weight (the weight itself, its transpose, a slice) is saved as "this view of
+parameter x" and resolved in the weights that the backward reads. So nothing holds the forward's weights: they may be
+overwritten while a micro-batch is in flight. A tensor that a layer computes from a weight (a cast, a norm) is an
+activation like any other, and stays that of the forward.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class _View(NamedTuple):
     """A tensor over a weight's storage, without the storage."""
 
     place: tuple[int, int]  # parameter set, and parameter in it
-    strides: tuple[int, ...]  # of the weight
+    weight_stride: tuple[int, ...]
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
-    start: int  # bytes from the weight's own
+    offset: int  # in bytes, from the start of the weight
     conj: bool
 
 
-class _Kept(NamedTuple):
-    """Any other tensor, and how often it had been changed; hooks take it out of autograd's own check."""
+class _Saved(NamedTuple):
+    """Any other tensor, and its version: with hooks, autograd itself does not check that it is unchanged."""
 
     tensor: Tensor
     version: int
@@ -42,71 +42,71 @@ class WeightSubstitution:
     """The weights that a chunk's forward and backward read, for autograd's hooks."""
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[tuple[int, int], Parameter]] = {}  # by address of the storage
-        self._reading: Sequence[Sequence[Parameter]] = ()
+        self._places: dict[int, tuple[tuple[int, int], Parameter]] = {}  # by the address of the storage
+        self._backward_weights: Sequence[Sequence[Parameter]] = ()
 
-    def know(self, weights: Sequence[Sequence[Parameter]]) -> None:
-        """The next forward reads these."""
+    def forward_reads(self, weights: Sequence[Sequence[Parameter]]) -> None:
+        """Set the weights that the next forward reads."""
         self._places = {}
         for number, leaves in enumerate(weights):
-            for place, one in enumerate(leaves):
-                address = one.untyped_storage().data_ptr()
-                if not address:  # of a weight without elements
+            for index, weight in enumerate(leaves):
+                address = weight.untyped_storage().data_ptr()
+                if not address:  # a weight without elements
                     continue
                 if address in self._places:
                     raise WeftError(
-                        "two parameters are parts of one storage, so saved ones can't be told apart; clone them"
+                        "two parameters share one storage, so their saved tensors can't be distinguished; clone them"
                     )
-                self._places[address] = (number, place), one
+                self._places[address] = (number, index), weight
 
-    def read(self, weights: Sequence[Sequence[Parameter]]) -> None:
-        """The next backward reads these."""
-        self._reading = weights
+    def backward_reads(self, weights: Sequence[Sequence[Parameter]]) -> None:
+        """Set the weights that the next backward reads."""
+        self._backward_weights = weights
 
     def hooks(self, saved: set[tuple[int, int]] | None = None) -> contextlib.AbstractContextManager[Any]:
-        """Around a forward; notes the storages of all that is kept in `saved`."""
+        """For use around a forward; adds the storages of all saved activations to `saved`."""
         places = self._places
 
-        def pack(tensor: Tensor) -> _View | _Kept:
+        def pack(tensor: Tensor) -> _View | _Saved:
             if tensor.layout != torch.strided:
-                return _Kept(tensor.detach(), tensor._version)
+                return _Saved(tensor.detach(), tensor._version)
             address = tensor.untyped_storage().data_ptr()
             if address in places:
                 if not tensor.is_neg():
-                    return _view(tensor, *places[address])
+                    return _view_of(tensor, *places[address])
                 tensor = tensor.detach().clone()
             storage = tensor.untyped_storage()
             if saved is not None:
                 saved.add((storage.data_ptr(), storage.nbytes()))
-            return _Kept(tensor.detach(), tensor._version)
+            return _Saved(tensor.detach(), tensor._version)
 
         return torch.autograd.graph.saved_tensors_hooks(pack, self._unpack)
 
-    def _unpack(self, kept: _View | _Kept) -> Tensor:
-        if isinstance(kept, _View):
-            number, place = kept.place
-            return _seen(kept, self._reading[number][place])
-        if kept.tensor._version != kept.version:
+    def _unpack(self, packed: _View | _Saved) -> Tensor:
+        if isinstance(packed, _View):
+            number, index = packed.place
+            return _resolve(packed, self._backward_weights[number][index])
+        if packed.tensor._version != packed.version:
             raise WeftError(
-                f"a tensor of shape {tuple(kept.tensor.shape)} was changed in place after the forward had saved it for "
-                "the backward; let the layer make a new one"
+                f"a tensor of shape {tuple(packed.tensor.shape)} was changed in place after the forward had saved it "
+                "for the backward; compute a new tensor instead"
             )
-        return kept.tensor
+        return packed.tensor
 
 
-def _view(tensor: Tensor, place: tuple[int, int], weight: Parameter) -> _View:
-    start = int(tensor.storage_offset()) * tensor.itemsize - int(weight.storage_offset()) * weight.itemsize
-    return _View(place, weight.stride(), tensor.dtype, tensor.shape, tensor.stride(), start, tensor.is_conj())
+def _view_of(tensor: Tensor, place: tuple[int, int], weight: Parameter) -> _View:
+    offset = int(tensor.storage_offset()) * tensor.itemsize - int(weight.storage_offset()) * weight.itemsize
+    return _View(place, weight.stride(), tensor.dtype, tensor.shape, tensor.stride(), offset, tensor.is_conj())
 
 
-def _seen(view: _View, weight: Parameter) -> Tensor:
-    """The same view of other weights."""
-    if weight.stride() != view.strides:
+def _resolve(view: _View, weight: Parameter) -> Tensor:
+    """The same view of another weight."""
+    if weight.stride() != view.weight_stride:
         raise WeftError(
-            f"a parameter of shape {tuple(weight.shape)} is a part of a larger tensor, so its versions are laid out "
-            "differently; clone it"
+            f"a parameter of shape {tuple(weight.shape)} is a slice of a larger tensor, so its versions have other "
+            "strides; clone it"
         )
-    start = view.start + int(weight.storage_offset()) * weight.itemsize
+    offset = view.offset + int(weight.storage_offset()) * weight.itemsize
     tensor = torch.empty(0, dtype=view.dtype, device=weight.device)
-    tensor.set_(weight.untyped_storage(), start // view.dtype.itemsize, view.size, view.stride)
+    tensor.set_(weight.untyped_storage(), offset // view.dtype.itemsize, view.size, view.stride)
     return tensor.conj() if view.conj else tensor

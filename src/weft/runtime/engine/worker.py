@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import Diverged, RunError, WeftError
-from weft.runtime.comm import Inbox, Message, Send, key_of
+from weft.runtime.comm import Inbox, Message, Send, incoming_key, outgoing_key
 from weft.runtime.engine.chunk import Chunk, InFlight
 from weft.runtime.engine.memory import MemoryAccount
 from weft.runtime.engine.meters import Meter
@@ -132,7 +132,7 @@ class Worker:
 
     def wait_for_message(self, step: Step) -> Waits:
         if step.needs >= 0:
-            key = key_of(step)
+            key = incoming_key(step)
             while key not in self.inbox:
                 self.advance()
                 yield Wait(step.source, key, self._progress)
@@ -147,7 +147,7 @@ class Worker:
             for parameters in chunk.sets:
                 while parameters.pending:
                     yield from self._finish_update(chunk.number, parameters)
-        self.meter.wait_over()
+        self.meter.end_wait()
 
     def _finish_update(self, chunk: int, parameters: ParameterSet) -> Waits:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
@@ -159,7 +159,7 @@ class Worker:
         with self.locating_errors(chunk, update.minibatch):
             self._apply(chunk, parameters, parameters.pending.popleft())
         self.memory.count_gradients()
-        self.meter.updated(start)
+        self.meter.end_delayed_update(start)
 
     # Gradient sync
 
@@ -187,7 +187,7 @@ class Worker:
             minibatch=self.begun + step.minibatch,
             microbatch=self.replica * m + index % m,
             target=self.targets.pop(index, None) if chunk.last else None,
-            given=self.inputs.pop(index) if step.needs < 0 else self.inbox.pop(key_of(step)).open(),
+            given=self.inputs.pop(index) if step.needs < 0 else self.inbox.pop(incoming_key(step)).unpack(),
             weights=task.weights(),
         )
         if index % m == 0:
@@ -201,7 +201,7 @@ class Worker:
         if chunk.last:
             self._check_loss(in_flight.loss)
         else:
-            self.hand_over(step, Message.of(key_of(step, taker=step.feeds), output, grads=wants))
+            self.hand_over(step, Message.pack(outgoing_key(step), output, grads=wants))
         self.memory.change_activations(in_flight.nbytes)
 
     def _sample(self, task: Task, in_flight: InFlight) -> None:
@@ -212,7 +212,7 @@ class Worker:
         step, own = task.step, task.chunk.sets[0]
         read = in_flight.weights[0]
         stale = own.versions.read(step.version) if step.ahead else read
-        self.staleness[task.chunk.number].take(in_flight.minibatch, read, stale)
+        self.staleness[task.chunk.number].sample(in_flight.minibatch, read, stale)
 
     def _backward(self, task: Task) -> None:
         step, chunk = task.step, task.chunk
@@ -221,8 +221,8 @@ class Worker:
         gradients: list[Tensor | None] = []
         loss = in_flight.loss
         if step.needs >= 0:
-            message = self.inbox.pop(key_of(step))
-            loss, gradients = message.loss, message.open()
+            message = self.inbox.pop(incoming_key(step))
+            loss, gradients = message.loss, message.unpack()
             self._check_loss(loss)
         self._losses[chunk.number, step.minibatch].append(loss)
         self.memory.change_activations(in_flight.rebuilt)
@@ -230,7 +230,7 @@ class Worker:
         run = chunk.backward if whole else chunk.backward_inputs
         owed = run(index, gradients, self._backward_reads(task))
         if step.feeds >= 0:
-            self.hand_over(step, Message.of(key_of(step, taker=step.feeds), owed, loss=loss))
+            self.hand_over(step, Message.pack(outgoing_key(step), owed, loss=loss))
         if whole:
             self._end_backward(step, in_flight)
 
@@ -255,7 +255,7 @@ class Worker:
 
     def hand_over(self, step: Step, message: Message) -> None:
         if step.target < 0:
-            self.inbox[message.key] = message.apart() if step.action.op == Op.F else message
+            self.inbox[message.key] = message.detached_copy() if step.action.op == Op.F else message
             return
         self._send(step.target, message)
         self.meter.messages += 1
@@ -301,7 +301,7 @@ class Worker:
     def _apply(self, chunk: int, parameters: ParameterSet, update: PendingUpdate) -> None:
         own = parameters is self.chunks[chunk].sets[0]  # not tied ones, which may still be pending
         if own and self.staleness[chunk].due(update.minibatch):
-            self.staleness[chunk].met(update.minibatch, parameters.versions.live)
+            self.staleness[chunk].measure(update.minibatch, parameters.versions.live)
         if update.skip:
             parameters.skip()
         else:

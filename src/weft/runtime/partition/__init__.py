@@ -2,6 +2,6 @@
 
 from weft.runtime.partition.balance import chunk_layers
 from weft.runtime.partition.cut import cut
-from weft.runtime.partition.layers import Model, call, model_of, tensors_of
+from weft.runtime.partition.layers import LayeredModel, call_layer, layered_model, named_tensors
 
-__all__ = ["Model", "call", "chunk_layers", "cut", "model_of", "tensors_of"]
+__all__ = ["LayeredModel", "call_layer", "chunk_layers", "cut", "layered_model", "named_tensors"]

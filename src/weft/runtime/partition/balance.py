@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import WeftError
-from weft.runtime.partition.layers import call, tensors_of
+from weft.runtime.partition.layers import call_layer, named_tensors
 from weft.runtime.tree import flatten, map_tensors, unflatten
 from weft.schedule import check_sizes
 from weft.text import did_you_mean
@@ -174,7 +174,7 @@ def _run(layer: nn.Module, value: Any, *, first: bool) -> tuple[Any, float]:
     wanted = [tensor for tensor in (*leaves, *layer.parameters()) if tensor.requires_grad]
     devices = {tensor.device for tensor in (*leaves, *layer.parameters())}
     start = _now(devices)
-    output = call(layer, inputs)
+    output = call_layer(layer, inputs)
     seconds = _now(devices) - start
     roots = [tensor for tensor in _tensors(output) if tensor.requires_grad]
     if roots and wanted:
@@ -204,9 +204,9 @@ def _tensors(value: Any) -> list[Tensor]:
 @contextlib.contextmanager
 def _state_restored(layers: Sequence[nn.Module], value: Any) -> Iterator[None]:
     """Restore random generators and buffers afterwards, so that measuring changes no result."""
-    tensors = [tensor for layer in layers for _, _, tensor in tensors_of(layer)] + flatten(value)[0]
+    tensors = [tensor for layer in layers for _, _, tensor in named_tensors(layer)] + flatten(value)[0]
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
-    places = [place for layer in layers for place in tensors_of(layer) if not isinstance(place[2], nn.Parameter)]
+    places = [place for layer in layers for place in named_tensors(layer) if not isinstance(place[2], nn.Parameter)]
     copies = [buffer.clone() for _, _, buffer in places]
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:

@@ -84,8 +84,8 @@ def _export(module: _Exportable, call: Call) -> ExportedProgram:
             if "data-dependent" in str(error):
                 break
     reason = next(iter(str(cause).strip().splitlines()), "")
-    frames = traceback.extract_tb(cause.__traceback__)
-    frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    calls = traceback.extract_tb(cause.__traceback__)
+    frames = [frame for frame in calls if not frame.filename.startswith(_LIBRARY_FOLDERS)]
     place = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     raise WeftError(
         f"torch.export can't export the forward of {type(module.model).__name__} ({type(cause).__name__}: {reason}"

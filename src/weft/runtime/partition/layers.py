@@ -21,7 +21,7 @@ from weft.runtime.tree import map_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class LayeredModel:
     """The whole model, as every rank gets it; a rank then keeps the layers of its own chunks."""
 
     layers: list[nn.Module]
@@ -35,7 +35,7 @@ class Model:
         return names
 
 
-def model_of(model: Any, *, cut: Sequence[str] | None, example: Any) -> Model:
+def layered_model(model: Any, *, cut: Sequence[str] | None, example: Any) -> LayeredModel:
     """A model in any supported form, as layers."""
     if isinstance(model, list | tuple | nn.ModuleList) and not isinstance(model, nn.Sequential):
         if others := [layer for layer in model if not isinstance(layer, nn.Module)]:
@@ -56,10 +56,10 @@ def model_of(model: Any, *, cut: Sequence[str] | None, example: Any) -> Model:
             f"there is nothing to train: no parameter needs a gradient (parameters: {count}, layers: {len(layers)}); "
             "set requires_grad on those to train"
         )
-    return Model(layers=layers, state=state)
+    return LayeredModel(layers=layers, state=state)
 
 
-def call(layer: nn.Module, value: Any) -> Any:
+def call_layer(layer: nn.Module, value: Any) -> Any:
     """Call a layer with the output of the previous one."""
     if isinstance(value, Tensor):
         return layer(value)
@@ -92,7 +92,7 @@ def _takes_several(layer: nn.Module) -> bool:
     return len(required) > 1 or any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
 
 
-def tensors_of(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Every parameter and buffer, as (owner, attribute, tensor); a tied tensor appears once for each name."""
     for owner in module.modules():
         for members in (owner.named_parameters, owner.named_buffers):
