@@ -81,7 +81,7 @@ def test_what_one_process_refuses_all_refuse_with_the_same_message(launch: Launc
 
 def late() -> str:
     """Rank 1 never comes to the call."""
-    collectives = Collectives(deadline=30.0, option="schedule.deadline")
+    collectives = Collectives(deadline=2.0, option="schedule.deadline")
     given_up = dist.new_group([0, 1], backend="gloo")
     message = ""
     if collectives.rank == 0:
@@ -96,5 +96,5 @@ def test_a_call_that_is_late_names_its_purpose_and_the_option(launch: Launch) ->
     first, _ = launch(late, ranks=2)
     assert first == (
         f"rank 0 waited {SHORT:g} s for all ranks to save the checkpoint; "
-        "if it really takes that long, raise schedule.deadline=30"
+        "if it really takes that long, raise schedule.deadline=2"
     )
