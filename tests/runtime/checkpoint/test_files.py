@@ -78,7 +78,7 @@ def manifest(path: Path, change: Callable[[dict[str, Any]], Any], *, sealed: boo
     change(content)
     if sealed:
         del content["sha256"]
-        (path / "manifest.json").write_text(files._sealed(content))
+        (path / "manifest.json").write_text(files._with_checksum(content))
     else:
         (path / "manifest.json").write_text(json.dumps(content, indent=1) + "\n")
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from weft.errors import WeftError
 
-SAMPLES = 257  # elements of a tensor that are looked at
+SAMPLES = 257  # elements of a tensor that the digest reads
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> list[list[Any]]:
-    """Name, form and a digest of some elements of every tensor of a model."""
+    """Name, form, and a digest of some elements, of every tensor of a model."""
     first: dict[int, str] = {}
     return [
         [name, _form(tensor, first.setdefault(id(tensor), name)), _digest(tensor)] for name, tensor in state.items()
@@ -31,35 +31,39 @@ def _digest(tensor: Tensor) -> str:
     if tensor.device.type == "meta" or not tensor.numel():
         return ""
     flat = tensor.detach().reshape(-1)
-    some = flat[:: max(1, flat.numel() // SAMPLES)].cpu().contiguous()
-    return hashlib.sha256(some.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+    sampled = flat[:: max(1, flat.numel() // SAMPLES)].cpu().contiguous()
+    return hashlib.sha256(sampled.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
-def check(all_gather: Sequence[Mapping[str, Any]]) -> None:
-    """Compare what all ranks have with what rank 0 has."""
-    first = all_gather[0]
-    for rank, other in enumerate(all_gather):
+def check(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Compare the settings and the model of all ranks with those of rank 0."""
+    first = ranks[0]
+    for rank, other in enumerate(ranks):
         for setting, value in first["settings"].items():
             if other["settings"].get(setting) != value:
                 raise WeftError(
                     f"all ranks need the same {setting} (rank 0: {value}, rank {rank}: "
                     f"{other['settings'].get(setting)}); build the pipeline with the same arguments everywhere"
                 )
-        if [one[:2] for one in other["model"]] != [one[:2] for one in first["model"]]:
+        _check_models(first["model"], other["model"], rank)
+
+
+def _check_models(first: list[list[Any]], other: list[list[Any]], rank: int) -> None:
+    if [entry[:2] for entry in other] != [entry[:2] for entry in first]:
+        raise WeftError(
+            f"all ranks need the same model; rank {rank}'s differs from rank 0's: "
+            f"{_difference(first, other)}; build it from the same code and settings everywhere"
+        )
+    for (name, _, expected), (_, _, digest) in zip(first, other, strict=True):
+        if digest != expected:
             raise WeftError(
-                f"all ranks need the same model; rank {rank}'s differs from rank 0's: "
-                f"{_difference(first['model'], other['model'])}; build it from the same code and settings everywhere"
+                f"all ranks need the same model; the values of {name} on rank {rank} differ from rank 0's; "
+                "call torch.manual_seed with the same number on every rank before building it"
             )
-        for mine, its in zip(first["model"], other["model"], strict=True):
-            if mine[2] != its[2]:
-                raise WeftError(
-                    f"all ranks need the same model; the values of {mine[0]} on rank {rank} differ from rank 0's; "
-                    "call torch.manual_seed with the same number on every rank before building it"
-                )
 
 
 def _difference(first: list[list[Any]], other: list[list[Any]]) -> str:
     if len(first) != len(other):
         return f"{len(other)} tensors instead of {len(first)}"
-    mine, its = next((a, b) for a, b in zip(first, other, strict=True) if a[:2] != b[:2])
-    return f"{its[0]} ({its[1]}) instead of {mine[0]} ({mine[1]})"
+    expected, found = next((a, b) for a, b in zip(first, other, strict=True) if a[:2] != b[:2])
+    return f"{found[0]} ({found[1]}) instead of {expected[0]} ({expected[1]})"

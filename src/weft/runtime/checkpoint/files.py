@@ -1,11 +1,11 @@
 """The form of a checkpoint on disk: a directory of safetensors and JSON, sealed by checksums.
 
-    manifest.json             what it is, and the size and SHA-256 of every other file; sealed by a checksum of its own
-    state.json                where each tensor is, its dtype and shape; all that is no tensor; the caller's `extra`
+    manifest.json             what it is, the size and SHA-256 of every other file, and a checksum of itself
+    state.json                where each tensor is, its dtype and shape; all other values; the caller's `extra`
     chunk-000.safetensors …   the tensors of one chunk of the pipeline that saved it, by name
 
-It is written beside its place, synced and renamed, so that a directory of its name is a whole one. Whoever reads a file
-has verified all of its bytes before. What pipelines put into it, and how they go on from it, is in `saving.py`.
+It is written to a temporary directory, fsynced and atomically renamed, so a directory of its name is complete. All
+bytes of a file are verified before it is read. `pipeline_state.py` decides what goes into it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, deco
 
 FORMAT, VERSION = "weft checkpoint", 1
 MANIFEST, STATE = "manifest.json", "state.json"
-PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # a file name that leads nowhere else
+PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # a file name without a path
 
 
 # Reading
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Verify a checkpoint to the last byte; what its manifest says, and the caller's `extra`."""
+    """Verify a checkpoint to the last byte; returns its manifest and the caller's `extra`."""
     checkpoint = Checkpoint(path)
-    with understood(checkpoint):
+    with refusing_errors(checkpoint):
         for file in checkpoint.manifest["files"]:
             if file != STATE and (more := set(checkpoint.opened(file).keys()) - checkpoint.state["tensors"].keys()):
                 checkpoint.refuse(file, f"holds {min(more)}, which {STATE} does not name")
@@ -52,7 +52,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
 def read_model(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The plain model's state_dict, from a checkpoint; tied names share a tensor."""
     checkpoint = Checkpoint(path)
-    with understood(checkpoint):
+    with refusing_errors(checkpoint):
         names: dict[str, str] = checkpoint.state["model"]
         tensors = {key: checkpoint.tensor(key) for key in dict.fromkeys(names.values())}
         return {name: tensors[key] for name, key in names.items()}
@@ -90,7 +90,7 @@ class Checkpoint:
             self.refuse(MANIFEST, f"is not one of a {FORMAT}")
         if found.get("version") != VERSION:
             self.refuse(MANIFEST, f"is of version {found.get('version')} (this weft reads version {VERSION})")
-        if text != _sealed({name: value for name, value in found.items() if name != "sha256"}):
+        if text != _with_checksum({name: value for name, value in found.items() if name != "sha256"}):
             self.refuse(MANIFEST, "was altered: its checksum is not that of its content")
         files = found.get("files")
         if not isinstance(files, dict) or STATE not in files:
@@ -140,20 +140,20 @@ class Checkpoint:
             self.refuse(STATE, f"has no {key}")
         file = self._places[key][0]
         try:
-            found: Tensor = self.opened(file).get_tensor(key).clone()
+            tensor: Tensor = self.opened(file).get_tensor(key).clone()
         except SafetensorError:
             self.refuse(file, f"has no {key}")
         dtype, shape = self.form(key)
-        if dtype.startswith("complex") and found.is_floating_point() and found.shape[-1:] == (2,):
-            found = torch.view_as_complex(found)
-        if form_of(found) != [dtype, shape]:
-            self.refuse(file, f"has another {key} ({described(form_of(found))}, saved: {described([dtype, shape])})")
-        return found
+        if dtype.startswith("complex") and tensor.is_floating_point() and tensor.shape[-1:] == (2,):
+            tensor = torch.view_as_complex(tensor)
+        if form_of(tensor) != [dtype, shape]:
+            self.refuse(file, f"has another {key} ({described(form_of(tensor))}, saved: {described([dtype, shape])})")
+        return tensor
 
 
 @contextlib.contextmanager
-def understood(checkpoint: Checkpoint) -> Iterator[None]:
-    """Around the reading of a state."""
+def refusing_errors(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turn errors while a state is read into a refusal of the checkpoint."""
     try:
         yield
     except WeftError:
@@ -168,21 +168,21 @@ def understood(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def begin(target: Path, part: Path) -> None:
-    """Make room."""
+    """Make the temporary directory."""
     if os.path.lexists(target):
         raise WeftError(f"a checkpoint is a new directory, and {target} is there already; choose another name")
     with _writing(part):
-        if part.exists():  # of a run that was killed
+        if part.exists():  # left by a run that was killed
             shutil.rmtree(part)
         part.mkdir(parents=True)
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a safetensors file; what the manifest says of it."""
+    """Write a safetensors file; returns its entry in the manifest."""
     storable = _storable(tensors)
     with _writing(file):
         file.touch()
-        mode = file.stat().st_mode  # of any new file of this user's
+        mode = file.stat().st_mode  # that a new file of this user has
         save_file(storable, file)
         file.chmod(mode)
         _sync(file)
@@ -205,12 +205,14 @@ def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def finish(target: Path, part: Path, state: dict[str, Any], files: dict[str, Any]) -> None:
-    """Write what is no tensor, seal it all, and let it be where it belongs."""
+    """Write the state and the manifest, and rename the directory to its final name."""
     with _writing(part / STATE):
         _write(part / STATE, json.dumps(state, allow_nan=False))
         files = files | {STATE: _digest(part / STATE)}
     with _writing(part / MANIFEST):
-        _write(part / MANIFEST, _sealed({"format": FORMAT, "version": VERSION} | state["about"] | {"files": files}))
+        _write(
+            part / MANIFEST, _with_checksum({"format": FORMAT, "version": VERSION} | state["about"] | {"files": files})
+        )
         _sync(part)
     with _writing(target):
         part.rename(target)
@@ -252,8 +254,8 @@ def _digest(path: Path) -> dict[str, Any]:
     return {"bytes": size, "sha256": sha256.hexdigest()}
 
 
-def _sealed(content: dict[str, Any]) -> str:
-    """The one text of a manifest."""
+def _with_checksum(content: dict[str, Any]) -> str:
+    """The text of a manifest, with its checksum."""
     checksum = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return json.dumps(content | {"sha256": checksum}, indent=1) + "\n"
 

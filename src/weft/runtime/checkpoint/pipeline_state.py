@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.runtime.assembly import Assembly, BuiltChunk, Layout
-from weft.runtime.checkpoint.files import Checkpoint, begin, described, finish, form_of, understood, write_tensors
+from weft.runtime.checkpoint.files import Checkpoint, begin, described, finish, form_of, refusing_errors, write_tensors
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, SavedSets, decode, encode, state_of
 from weft.runtime.engine import Completed, Worker
 from weft.version import __version__
@@ -122,7 +122,7 @@ def prepare(path: str | os.PathLike[str], assembly: Assembly) -> tuple[Callable[
 
 def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], None], Any]:
     state, layout = checkpoint.state, assembly.layout
-    with understood(checkpoint):
+    with refusing_errors(checkpoint):
         _check_model(checkpoint, layout)
         weights = [
             (tensor, checkpoint.tensor(f"model/{name}"))
