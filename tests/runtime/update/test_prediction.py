@@ -1,4 +1,4 @@
-"""Predicted weights: where the real optimizer goes without gradients, at the rates of the real scheduler."""
+"""Predicted weights: where the real optimizer moves without gradients, at the rates of the real scheduler."""
 
 import contextlib
 import copy
@@ -43,62 +43,66 @@ class Trained:
                 rates = RatesAhead(self.optimizer, scheduler, self.scheduler)
             self.predictor = Predictor(self.optimizer, self.live, options=PredictionOptions(**options), rates=rates)
         for _ in range(updates):
-            self.update([torch.randn(one.shape, generator=made, dtype=one.dtype) for one in self.live])
+            self.update(
+                [torch.randn(parameter.shape, generator=made, dtype=parameter.dtype) for parameter in self.live]
+            )
         for _ in range(coast):
-            self.update([torch.zeros_like(one) for one in self.live])
+            self.update([torch.zeros_like(parameter) for parameter in self.live])
 
     def update(self, gradients: list[Tensor]) -> None:
-        for one, gradient in zip(self.live[:-1], gradients, strict=False):
-            one.grad = gradient
+        for parameter, gradient in zip(self.live[:-1], gradients, strict=False):
+            parameter.grad = gradient
         with contextlib.nullcontext() if self.predictor is None else self.predictor.step():
             self.optimizer.step()
-        for one in self.live:
-            one.grad = None
+        for parameter in self.live:
+            parameter.grad = None
         if self.scheduler is not None:
             self.scheduler.step()
 
     def predict(self, ahead: int) -> list[Tensor]:
-        into = [Parameter(torch.full_like(one, math.nan)) for one in self.live]
+        into = [Parameter(torch.full_like(parameter, math.nan)) for parameter in self.live]
         assert self.predictor is not None
         self.predictor.predict(into, ahead)
-        return [one.detach() for one in into]
+        return [parameter.detach() for parameter in into]
 
 
-def same(ones: Any, others: Any, within: float = 0.0) -> None:
-    for one, other in zip(ones, others, strict=True):
-        torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=within)
+def same(found: Any, expected: Any, within: float = 0.0) -> None:
+    for tensor, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(tensor.detach(), wanted.detach(), rtol=0, atol=within)
 
 
 class Noisy(Optimizer):
-    """A user's own: attributes beside its state, noise, a lock, a gradient that it writes over, weights put anew."""
+    """A custom optimizer: attributes besides its state, noise, a lock, overwritten gradients, reassigned weights."""
 
     def __init__(self, params: Any, *, rate: float) -> None:
         super().__init__(params, {"rate": rate})
-        self.total = {one: torch.zeros_like(one) for group in self.param_groups for one in group["params"]}
+        self.total = {
+            parameter: torch.zeros_like(parameter) for group in self.param_groups for parameter in group["params"]
+        }
         self.done, self.lock, self.move = 0, threading.Lock(), self.moved
 
-    def moved(self, one: Parameter, rate: float) -> Tensor:
-        assert one.grad is not None
-        self.total[one].add_(one.grad.add_(1))
-        return one - rate / (1 + self.done) * (self.total[one] + 0.01 * torch.randn_like(one))
+    def moved(self, parameter: Parameter, rate: float) -> Tensor:
+        assert parameter.grad is not None
+        self.total[parameter].add_(parameter.grad.add_(1))
+        return parameter - rate / (1 + self.done) * (self.total[parameter] + 0.01 * torch.randn_like(parameter))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         with self.lock:
             torch.manual_seed(self.done)
             for group in self.param_groups:
-                for one in (one for one in group["params"] if one.grad is not None):
-                    one.data = self.move(one, group["rate"])
+                for parameter in (parameter for parameter in group["params"] if parameter.grad is not None):
+                    parameter.data = self.move(parameter, group["rate"])
         self.done += 1
 
 
 class Lookahead(Optimizer):
-    """Around another one, whose groups it shows as its own."""
+    """Wraps another optimizer and exposes its groups."""
 
     def __init__(self, params: Any) -> None:
         self.inner = SGD(params, lr=LR, momentum=0.9)
         self.param_groups, self.defaults, self.state = self.inner.param_groups, {}, self.inner.state
-        self.slow = [one.detach().clone() for group in self.param_groups for one in group["params"]]
+        self.slow = [parameter.detach().clone() for group in self.param_groups for parameter in group["params"]]
         self.done = 0
 
     @torch.no_grad()
@@ -106,24 +110,24 @@ class Lookahead(Optimizer):
         self.inner.step()
         self.done += 1
         if self.done % 2 == 0:
-            members = [one for group in self.param_groups for one in group["params"]]
-            for slow, one in zip(self.slow, members, strict=True):
-                one.copy_(slow.lerp_(one, 0.5))
+            members = [parameter for group in self.param_groups for parameter in group["params"]]
+            for slow, parameter in zip(self.slow, members, strict=True):
+                parameter.copy_(slow.lerp_(parameter, 0.5))
 
 
 class Slower(Adam):
-    """Goes back a part of the way."""
+    """Steps back part of the way."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        members = [one for group in self.param_groups for one in group["params"]]
-        before = [one.clone() for one in members]
+        members = [parameter for group in self.param_groups for parameter in group["params"]]
+        before = [parameter.clone() for parameter in members]
         super().step()
-        for one, old in zip(members, before, strict=True):
-            one.lerp_(old, 0.3)
+        for parameter, old in zip(members, before, strict=True):
+            parameter.lerp_(old, 0.3)
 
 
-INSIDE = (Lookahead, Slower)  # make an ordinary step of another class inside their own
+INSIDE = (Lookahead, Slower)  # their step calls the step of another class
 
 
 def ways(kind: Any, *, foreach: bool = True, fused: bool = False, **options: Any) -> list[Any]:
@@ -174,21 +178,24 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_decayed_is_where_the_optimizer_goes_without_gradients(make: Maker) -> None:
+def test_decayed_is_where_the_optimizer_moves_without_gradients(make: Maker) -> None:
     trained = Trained(make, extrapolation="decayed")
     for ahead in (1, 2, 5):
         same(trained.predict(ahead), Trained(make, coast=ahead).live, within=1e-9)
 
 
 def frozen(trained: Trained) -> tuple[Any, ...]:
-    """All that a prediction must leave as it is."""
+    """Everything that a prediction must not change."""
     optimizer = trained.optimizer
-    parts = [[one.detach().clone() for one in trained.live], [one._version for one in trained.live]]
-    state = {id(one): copy.deepcopy(state) for one, state in optimizer.state.items()}
-    told = [
-        {k: v for k, v in one.items() if k != "params" and not isinstance(v, str)} for one in optimizer.param_groups
+    parts = [
+        [parameter.detach().clone() for parameter in trained.live],
+        [parameter._version for parameter in trained.live],
     ]
-    groups = copy.deepcopy(told)
+    state = {id(parameter): copy.deepcopy(state) for parameter, state in optimizer.state.items()}
+    options = [
+        {k: v for k, v in group.items() if k != "params" and not isinstance(v, str)} for group in optimizer.param_groups
+    ]
+    groups = copy.deepcopy(options)
     hooks = [list(value) for name, value in vars(optimizer).items() if name.endswith("_hooks")]
     return (
         *parts,
@@ -196,7 +203,7 @@ def frozen(trained: Trained) -> tuple[Any, ...]:
         groups,
         hooks,
         torch.get_rng_state(),
-        [None if one.grad is None else one.grad.clone() for one in trained.live],
+        [None if parameter.grad is None else parameter.grad.clone() for parameter in trained.live],
     )
 
 
@@ -213,21 +220,21 @@ def test_a_prediction_leaves_no_trace(make: Maker, extrapolation: str) -> None:
             return
         if not isinstance(trained.optimizer, Lookahead):
             trained.optimizer.register_step_post_hook(lambda *_: calls.append("own"))
-        for one in trained.live:
-            one.grad = torch.ones_like(one)  # the next mini-batch's, on its way
+        for parameter in trained.live:
+            parameter.grad = torch.ones_like(parameter)  # of the next mini-batch, still accumulating
         before, known = frozen(trained), list(calls)
         predicted = trained.predict(3)
         assert "own" not in calls
         assert calls == known or isinstance(trained.optimizer, INSIDE)
         torch.testing.assert_close(frozen(trained), before, rtol=0, atol=0, equal_nan=True)
         same(trained.predict(3), predicted)
-        same(predicted[-1:], trained.live[-1:])  # has had no gradient
+        same(predicted[-1:], trained.live[-1:])  # never had a gradient
     finally:
         everywhere.remove()
 
 
 @pytest.mark.parametrize("extrapolation", ["linear", "decayed"])
-def test_before_the_first_update_there_is_nothing_to_go_by(extrapolation: str) -> None:
+def test_before_the_first_update_predictions_are_the_weights(extrapolation: str) -> None:
     for make in (lambda params: Adagrad(params, lr=LR), lambda params: SGD(params, lr=LR, weight_decay=0.1)):
         trained = Trained(make, updates=0, extrapolation=extrapolation)
         same(trained.predict(4), trained.live)
@@ -263,7 +270,7 @@ def two_groups(kind: Any, *, tensor: bool = False, **options: Any) -> Maker:
     def make(params: list[Parameter]) -> Optimizer:
         rates = [torch.tensor(rate, dtype=torch.float64) if tensor else rate for rate in (LR, 0.3)]
         groups = zip([params[:1], params[1:]], rates, strict=True)
-        optimizer: Optimizer = kind([{"params": some, "lr": rate} for some, rate in groups], **options)
+        optimizer: Optimizer = kind([{"params": members, "lr": rate} for members, rate in groups], **options)
         return optimizer
 
     return make
@@ -271,7 +278,7 @@ def two_groups(kind: Any, *, tensor: bool = False, **options: Any) -> Maker:
 
 @pytest.mark.parametrize("tensor", [False, True], ids=["float", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_rates_are_those_of_the_updates_to_come(name: str, tensor: bool) -> None:
+def test_rates_are_those_of_the_next_updates(name: str, tensor: bool) -> None:
     def make(params: list[Parameter]) -> Optimizer:
         optimizer = two_groups(SGD, tensor=tensor, momentum=0.9)(params)
         for group in optimizer.param_groups:
@@ -283,23 +290,25 @@ def test_rates_are_those_of_the_updates_to_come(name: str, tensor: bool) -> None
     made, rates = Trained(make, updates=1, scheduler=SCHEDULERS[name]), []
     for _ in range(11):
         rates.append([float(group["lr"]) for group in alone.optimizer.param_groups])
-        alone.update([torch.zeros_like(one) for one in alone.live])
+        alone.update([torch.zeros_like(parameter) for parameter in alone.live])
     for t in range(10):
         now = [float(group["lr"]) for group in made.optimizer.param_groups]
         assert now == rates[t]
         for ahead in (1, 2, 4):
             if t + ahead <= len(rates):
-                way = [sum(one[group] for one in rates[t : t + ahead]) for group in (0, 1)]
-                states = [made.optimizer.state[one]["momentum_buffer"] for one in made.live[:2]]
-                expected = [one - far * buffer for one, far, buffer in zip(made.live[:2], way, states, strict=True)]
+                way = [sum(row[group] for row in rates[t : t + ahead]) for group in (0, 1)]
+                states = [made.optimizer.state[parameter]["momentum_buffer"] for parameter in made.live[:2]]
+                expected = [
+                    parameter - far * buffer for parameter, far, buffer in zip(made.live[:2], way, states, strict=True)
+                ]
                 same(made.predict(ahead)[:2], expected, within=1e-12)
         assert now == [float(group["lr"]) for group in made.optimizer.param_groups]
-        made.update([torch.ones_like(one) for one in made.live])
+        made.update([torch.ones_like(parameter) for parameter in made.live])
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "later"])
 @pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam", "adamw", "rmsprop"])
-def test_decayed_goes_by_the_schedule(name: str, kind: str) -> None:
+def test_decayed_follows_the_scheduler(name: str, kind: str) -> None:
     makers = {
         "sgd": two_groups(SGD, momentum=0.8),
         "nesterov": two_groups(SGD, momentum=0.8, nesterov=True, weight_decay=0.1),
@@ -314,38 +323,38 @@ def test_decayed_goes_by_the_schedule(name: str, kind: str) -> None:
             same(trained.predict(ahead), expected.live, within=1e-9)
 
 
-def test_a_schedule_that_ends_is_not_asked_beyond_its_end() -> None:
+def test_a_scheduler_is_not_stepped_beyond_its_end() -> None:
     trained = Trained(lambda params: SGD(params, lr=LR, momentum=0.9), updates=12, scheduler=one_cycle)
     last = trained.optimizer.param_groups[0]["lr"]
     buffer = trained.optimizer.state[trained.live[0]]["momentum_buffer"]
     same(trained.predict(3)[:1], [trained.live[0] - 3 * last * buffer], within=1e-9)
 
 
-# What optimizers hold
+# Parameter groups and sparse gradients
 
 
 @pytest.mark.parametrize("extrapolation", ["linear", "decayed"])
 def test_groups_of_different_options(extrapolation: str) -> None:
     def make(params: list[Parameter]) -> Optimizer:
-        first = {"params": params[:1], "momentum": 0.9}  # a closed form for one group, a run for the other
+        first = {"params": params[:1], "momentum": 0.9}  # closed form for this group, simulated steps for the other
         return SGD([first, {"params": params[1:], "momentum": 0.5, "weight_decay": 0.1}], lr=LR)
 
     trained = Trained(make, extrapolation=extrapolation)
-    for one in trained.live:
-        one.grad = torch.ones_like(one)  # the next mini-batch's, on its way
+    for parameter in trained.live:
+        parameter.grad = torch.ones_like(parameter)  # of the next mini-batch, still accumulating
     before = frozen(trained)
     trained.predict(2)
     torch.testing.assert_close(frozen(trained), before, rtol=0, atol=0)
     if extrapolation == "decayed":
         same(trained.predict(2), Trained(make, coast=2).live, within=1e-9)
     else:
-        buffers = [trained.optimizer.state[one]["momentum_buffer"] for one in trained.live[:2]]
-        expected = [one - 2 * LR * buffer for one, buffer in zip(trained.live[:2], buffers, strict=True)]
+        buffers = [trained.optimizer.state[parameter]["momentum_buffer"] for parameter in trained.live[:2]]
+        expected = [parameter - 2 * LR * buffer for parameter, buffer in zip(trained.live[:2], buffers, strict=True)]
         same(trained.predict(2)[:2], expected, within=1e-9)
 
 
 @pytest.mark.parametrize("change", ["added", "replaced", "moved"])
-def test_other_parameters_than_at_the_start_are_refused(change: str) -> None:
+def test_changed_parameters_are_refused(change: str) -> None:
     trained = Trained(lambda params: SGD(params, lr=LR, momentum=0.9))
     groups, other = trained.optimizer.param_groups, Parameter(torch.ones(2))
     if change == "added":
@@ -400,16 +409,16 @@ def test_sparse_gradients(name: str) -> None:
             same([into], [table.weight - 2 * (before - table.weight)], within=1e-6)
 
 
-# the same prediction is made once
+# Equal predictions are computed once
 
 
 class Counted(SGD):
-    """Its rule counts how often it is asked."""
+    """Its rule counts its calls."""
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The parameters that the rule of `Counted` was asked for."""
+    """The calls of the rule of `Counted`, one entry per parameter."""
     asked: list[int] = []
     monkeypatch.setitem(RULES, Counted, RULES[SGD])
 
@@ -428,7 +437,7 @@ def counted(params: Any) -> Counted:
 
 @pytest.mark.parametrize("method", ["spectrain", "pipeoptim"])
 def test_micro_batches_between_two_updates_share_a_prediction(method: str, asked: list[int]) -> None:
-    """Rank 0 of two predicts one update ahead: of every version from 1 on, its two parameters, once."""
+    """Rank 0 of two predicts one update ahead: its two parameters once per version, from version 1."""
     pipe = weft.Pipeline(
         [nn.Linear(3, 3), nn.Linear(3, 3)],
         loss_fn=nn.functional.mse_loss,
@@ -445,13 +454,13 @@ def test_micro_batches_between_two_updates_share_a_prediction(method: str, asked
     assert pipe.report().ranks[0]["peak_bytes"]["buffers"] == 4 * (3 * 3 + 3)
 
 
-def test_a_prediction_is_made_anew_when_anything_changes(asked: list[int]) -> None:
+def test_a_prediction_is_recomputed_after_any_change(asked: list[int]) -> None:
     trained = Trained(counted)
     predictions = Predictions(trained.live, trained.predictor)
     keys = iter(range(100))
 
     def made(ahead: int) -> int:
-        """How often the rule is asked for a prediction, which must be the right one."""
+        """The number of calls of the rule for a prediction, which must be correct."""
         before, key = len(asked), next(keys)
         predictions.make(key, ahead)
         times = len(asked) - before
@@ -463,15 +472,15 @@ def test_a_prediction_is_made_anew_when_anything_changes(asked: list[int]) -> No
     for group in trained.optimizer.param_groups:
         group["lr"] *= 0.5
     assert [made(3), made(3)] == [2, 0]
-    trained.update([torch.ones_like(one) for one in trained.live])
+    trained.update([torch.ones_like(parameter) for parameter in trained.live])
     predictions.invalidate()
     assert [made(3), made(3)] == [2, 0]
     predictions.make("written", 3)
     with torch.no_grad():
-        predictions.read("written")[0].add_(1)  # a layer that changes its own weights, such as Embedding(max_norm=)
+        predictions.read("written")[0].add_(1)  # as a layer that changes its weights in forward: Embedding(max_norm=)
     predictions.forget("written")
     assert [made(3), made(3)] == [2, 0]
-    assert predictions.nbytes == sum(one.nbytes for one in trained.live)
+    assert predictions.nbytes == sum(parameter.nbytes for parameter in trained.live)
 
 
 def test_readers_of_one_prediction_share_its_buffer(asked: list[int]) -> None:
@@ -480,13 +489,13 @@ def test_readers_of_one_prediction_share_its_buffer(asked: list[int]) -> None:
     for key, ahead in ("a", 1), ("b", 1), ("c", 2):
         predictions.make(key, ahead)
     assert predictions.read("a") is predictions.read("b")
-    assert predictions.nbytes == 2 * sum(one.nbytes for one in trained.live)
+    assert predictions.nbytes == 2 * sum(parameter.nbytes for parameter in trained.live)
     predictions.forget("a")
     predictions.invalidate()
-    trained.update([torch.ones_like(one) for one in trained.live])
-    kept = [one.clone() for one in predictions.read("b")]
+    trained.update([torch.ones_like(parameter) for parameter in trained.live])
+    kept = [parameter.clone() for parameter in predictions.read("b")]
     predictions.forget("c")
     predictions.make("d", 1)
     assert predictions.read("d") is not predictions.read("b")
-    same(predictions.read("b"), kept)  # it is still read, so it stays
-    assert predictions.nbytes == 2 * sum(one.nbytes for one in trained.live)
+    same(predictions.read("b"), kept)  # kept while it has a reader
+    assert predictions.nbytes == 2 * sum(parameter.nbytes for parameter in trained.live)
