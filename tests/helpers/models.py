@@ -1,4 +1,4 @@
-"""What the law tests train: three tiny models, random mini-batches, and one case run by weft and by the oracle.
+"""What the law tests train: three tiny models, random mini-batches, and a case run by weft and by the oracle.
 
 Every model has eight layers, so that the deepest cut (eight chunks) has one layer a chunk. Rows of 16 floats fill a
 cache line: a micro-batch is aligned alike whether it is a slice of the mini-batch or a message, and so are the sums
@@ -103,13 +103,13 @@ def build(name: str) -> nn.Sequential:
 @cache
 def batches(name: str, count: int) -> list[tuple[Tensor, Tensor]]:
     """Another random mini-batch for every update."""
-    made = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(2)
     shape = (ROWS, *SHAPES[name])
     words = name == "transformer"
     return [
         (
-            torch.randint(WIDTH, shape, generator=made) if words else torch.randn(shape, generator=made),
-            torch.randint(WIDTH, shape if words else shape[:1], generator=made),
+            torch.randint(WIDTH, shape, generator=generator) if words else torch.randn(shape, generator=generator),
+            torch.randint(WIDTH, shape if words else shape[:1], generator=generator),
         )
         for _ in range(count)
     ]
@@ -117,7 +117,7 @@ def batches(name: str, count: int) -> list[tuple[Tensor, Tensor]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One cell of the table."""
+    """A row of the table."""
 
     method: str
     stages: int
@@ -126,7 +126,7 @@ class Case:
     optimizer: str = "sgd"
     recompute: bool = False
     options: tuple[tuple[str, Any], ...] = ()  # of the schedule
-    updates: int = 12
+    updates: int = 8  # more than twice the longest delay, which is three
     flushes: tuple[int, ...] = ()  # before these mini-batches
     replicas: int = 1
     clip_norm: float | None = None
@@ -147,18 +147,18 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What came out: the whole state, and mini-batch and loss that each step and the last flush told."""
+    """The result of a run: the whole state, and the mini-batch and loss that each step and the last flush returned."""
 
     state: dict[str, Tensor] = field(repr=False)
     losses: list[tuple[int | None, float | None]]
 
 
 def train(case: Case) -> Run:
-    """The case as weft runs it: on the ranks of the process group, or on virtual ones where there is none."""
+    """The case as weft runs it: on the ranks of the process group if there is one, else on virtual ranks."""
     schedule: str | weft.Schedule = case.method
     if case.options:
         schedule = weft.schedule(case.method, stages=case.stages, microbatches=case.microbatches, **dict(case.options))
-    pipe = weft.Pipeline(
+    with weft.Pipeline(
         build(case.model),
         loss_fn=loss_fn,
         optimizer=OPTIMIZERS[case.optimizer],
@@ -170,8 +170,8 @@ def train(case: Case) -> Run:
         replicas=case.replicas,
         clip_norm=case.clip_norm,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
-    )
-    return feed(pipe, batches(case.model, case.updates), case.flushes)
+    ) as pipe:
+        return feed(pipe, batches(case.model, case.updates), case.flushes)
 
 
 def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple[int, ...]) -> Run:
@@ -184,14 +184,8 @@ def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple
     return Run(state=pipe.state_dict(), losses=[(result.minibatch, result.loss) for result in results])
 
 
-def train_all(cases: list[Case]) -> list[Run]:
-    """What a launched rank does: one case after the other, in one process group."""
-    torch.set_num_threads(1)
-    return [train(case) for case in cases]
-
-
 def ask_oracle(case: Case, *, shift: Delay = lambda k, j: 0, forgetful: bool = False) -> Run:
-    """The case as the law has it; `shift` (updates further behind) and `forgetful` break the law on purpose."""
+    """The case by the law; `shift` (updates further behind) and `forgetful` break it on purpose."""
     m = case.microbatches
     law = delays(case.method, case.stages, m, vertical_sync=dict(case.options).get("vertical_sync", False))
     oracle = Oracle(
@@ -214,32 +208,32 @@ def ask_oracle(case: Case, *, shift: Delay = lambda k, j: 0, forgetful: bool = F
 
 
 def expected(case: Case) -> Run:
-    """The oracle's answer, asked once for all cases that the law makes alike: of a synchronous method's cut
-    matters only whether it parts the first layer from the last, which are tied."""
+    """The oracle's run, computed once for all cases that are the same by the law: of a synchronous method's cut, it
+    only matters whether it separates the first layer from the last, which are tied."""
     case = replace(case, recompute=False)
     if case.method in SYNCHRONOUS:
         case = replace(case, method="gpipe", stages=min(2, len(case.balance)), options=())
-    return _asked(case)
+    return _cached(case)
 
 
-_asked = cache(ask_oracle)
+_cached = cache(ask_oracle)
 
 
-def differences(one: Run, other: Run) -> dict[str, float]:
+def differences(left: Run, right: Run) -> dict[str, float]:
     """Tensors that are not equal to the bit, and how far they are apart, relative to their largest value."""
-    assert list(one.state) == list(other.state)
+    assert list(left.state) == list(right.state)
     far = {}
-    for name, tensor in one.state.items():
-        there = other.state[name]
-        assert (tensor.dtype, tensor.shape) == (there.dtype, there.shape), name
-        if not torch.equal(tensor, there):
-            apart = ((tensor.double() - there.double()).abs().max() / tensor.double().abs().max()).item()
-            far[name] = apart if apart > 0 else math.inf  # not a number is as far as it gets
+    for name, tensor in left.state.items():
+        other = right.state[name]
+        assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape), name
+        if not torch.equal(tensor, other):
+            apart = ((tensor.double() - other.double()).abs().max() / tensor.double().abs().max()).item()
+            far[name] = apart if apart > 0 else math.inf  # nan
     return far
 
 
-def distance(one: Run, other: Run) -> float:
-    return max(differences(one, other).values(), default=0.0)
+def distance(left: Run, right: Run) -> float:
+    return max(differences(left, right).values(), default=0.0)
 
 
 def check_law(ran: Run, case: Case, *, within: float = 0.0) -> None:
@@ -254,8 +248,8 @@ def check(case: Case, *, within: float = 0.0) -> None:
 
 
 def check_losses(ran: Run, law: Run, *, behind: int) -> None:
-    """Each step tells the loss of a mini-batch at most `behind` its own, never an older one than before; the flush
-    at the end tells the last."""
+    """Each step returns the loss of a mini-batch at most `behind` its own, never an older one than before; the flush
+    at the end returns the last."""
     exact = dict(law.losses)
     newest = -1
     for t, (minibatch, loss) in enumerate(ran.losses):

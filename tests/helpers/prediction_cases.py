@@ -1,4 +1,4 @@
-"""What the law tests of prediction train: optimizers, and one case run by weft and by the oracle."""
+"""What the law tests of prediction train: optimizers, and a case run by weft and by the oracle."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -26,15 +26,15 @@ import weft
 ONE_F_ONE_B = ["xpipe", "spectrain", "pipeoptim"]  # any number of micro-batches
 ADDED = ["2bw", "wpipe"]  # the order is not made for prediction; they need m >= p, or a multiple
 METHODS = list(product(ONE_F_ONE_B + ADDED, ["published", "exact"]))
-UPDATES = 12
+UPDATES = models.Case.updates
 
 
 def two_groups(params: Iterable[nn.Parameter], options: dict[str, Any]) -> list[dict[str, Any]]:
     """Biases with options of their own, then matrices: not the order of the model."""
     members = list(params)
     return [
-        {"params": [one for one in members if one.ndim == 1], **options},
-        {"params": [one for one in members if one.ndim > 1]},
+        {"params": [parameter for parameter in members if parameter.ndim == 1], **options},
+        {"params": [parameter for parameter in members if parameter.ndim > 1]},
     ]
 
 
@@ -101,7 +101,7 @@ SCHEDULERS: dict[str, MakeScheduler] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case(models.Case):
-    """One cell of the table; momentum, where nothing else is said."""
+    """A row of the table; the default optimizer is momentum."""
 
     versions: str = "published"
     optimizer: str = "momentum"
@@ -120,7 +120,7 @@ class Case(models.Case):
         return "-".join(words + ["decayed"] * (self.extrapolation == "decayed"))
 
 
-def made(case: Case) -> nn.Sequential:
+def make_model(case: Case) -> nn.Sequential:
     """A model of the law tests; "matrices" is for Muon: wide and tall, without a bias."""
     if case.model in MODELS:
         model = build(case.model)
@@ -139,9 +139,9 @@ def mini_batches(case: Case) -> list[tuple[Tensor, Tensor]]:
 
 
 def train(case: Case) -> Run:
-    """The case as weft runs it: on the ranks of the process group, or on virtual ones where there is none."""
-    pipe = weft.Pipeline(
-        made(case),
+    """The case as weft runs it: on the ranks of the process group if there is one, else on virtual ranks."""
+    with weft.Pipeline(
+        make_model(case),
         loss_fn=models.loss_fn,
         optimizer=(LINEAR | WITHOUT_RULE)[case.optimizer],
         schedule=case.method,
@@ -153,14 +153,8 @@ def train(case: Case) -> Run:
         clip_norm=case.clip_norm,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         predict={"versions": case.versions, "bias": case.bias, "extrapolation": case.extrapolation},
-    )
-    return models.feed(pipe, mini_batches(case), case.flushes)
-
-
-def train_all(cases: list[Case]) -> list[Run]:
-    """What a launched rank does: one case after the other, in one process group."""
-    torch.set_num_threads(1)
-    return [train(case) for case in cases]
+    ) as pipe:
+        return models.feed(pipe, mini_batches(case), case.flushes)
 
 
 def law_of(case: Case) -> Law:
@@ -170,7 +164,7 @@ def law_of(case: Case) -> Law:
 def ask_oracle(
     case: Case, *, broken: Callable[[Reads, int], Reads] | None = None, kind: type[PredictionOracle] = PredictionOracle
 ) -> Run:
-    """The case as the law has it; `broken` (other reads for a chunk) and `kind` break the law on purpose."""
+    """The case by the law; `broken` (other reads for a chunk) and `kind` break it on purpose."""
     law = law_of(case)
 
     def reads(k: int, j: int) -> Reads:  # each replica counts its own micro-batches
@@ -178,7 +172,7 @@ def ask_oracle(
         return found if broken is None else broken(found, k)
 
     oracle = kind(
-        made(case),
+        make_model(case),
         loss_fn=models.loss_fn,
         optimizer=(LINEAR | WITHOUT_RULE)[case.optimizer],
         microbatches=case.replicas * case.microbatches,
@@ -198,11 +192,11 @@ def ask_oracle(
     return Run(state=dict(oracle.model.state_dict()), losses=losses)
 
 
-_asked = cache(ask_oracle)
+_cached = cache(ask_oracle)
 
 
 def expected(case: Case) -> Run:
-    return _asked(replace(case, recompute=False))
+    return _cached(replace(case, recompute=False))
 
 
 def check_run(ran: Run, case: Case, *, within: float = 0.0) -> None:
@@ -212,9 +206,9 @@ def check_run(ran: Run, case: Case, *, within: float = 0.0) -> None:
     check_losses(ran, law, behind=case.stages + 1)
 
 
-def apart(one: Run, other: Run) -> float:
-    """How far, whatever the precision."""
-    return distance(*(replace(run, state={k: v.double() for k, v in run.state.items()}) for run in (one, other)))
+def apart(left: Run, right: Run) -> float:
+    """Their distance in double precision."""
+    return distance(*(replace(run, state={k: v.double() for k, v in run.state.items()}) for run in (left, right)))
 
 
 def check(case: Case, *, within: float = 0.0) -> None:

@@ -1,21 +1,19 @@
 """The law: after every method's run all weights, buffers and losses are the oracle's, to the bit.
 
-Virtual ranks here, the same table with real processes in `test_law_real_ranks.py`. To the bit, because the engine adds
-in the oracle's order; where it can't (a norm over chunks, a mean over replicas), to 1e-6 of the largest weight.
+Virtual ranks here, real ones in `test_law_real_ranks.py`. To the bit, because the engine adds in the oracle's order;
+where it can't (a norm over chunks, a mean over replicas), to 1e-6 of the largest weight.
+
+`make test` takes the rows of a table in which every two values meet, `make test-all` the others too.
 """
 
+from collections.abc import Hashable
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import pytest
-from tests.helpers.models import (
-    ASYNCHRONOUS,
-    MODELS,
-    SYNCHRONOUS,
-    Case,
-    check,
-)
+from tests.helpers.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, check
+from tests.helpers.pairwise import pairwise
 
 SIZES = [(p, m) for p in (1, 2, 4) for m in (p, 2 * p)]
 TURNS = ["sgd", "momentum", "adam", "adamw"]
@@ -49,10 +47,32 @@ VARIANTS: list[dict[str, Any]] = [
     {"method": "interleaved", "stages": 2, "microbatches": 4, "options": (("chunks", 4),)},
     {"method": "interleaved", "stages": 4, "microbatches": 4, "options": (("chunks", 1),)},
 ]
+VARIED = [
+    Case(**variant, model=model, optimizer="momentum", recompute=recompute)
+    for variant, model, recompute in product(VARIANTS, MODELS, [False, True])
+]
 
 
-@pytest.mark.parametrize("case", TABLE, ids=str)
+def values(case: Case) -> tuple[Hashable, ...]:
+    return (case.method, (case.stages, case.microbatches, case.options), case.model, case.optimizer, case.recompute)
+
+
+def variant(case: Case) -> tuple[Hashable, ...]:
+    return (replace(case, model="", recompute=False), case.model, case.recompute)
+
+
+PAIRS = pairwise(TABLE, values)
+VARIED_PAIRS = pairwise(VARIED, variant)
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=str)
 def test_the_table(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in TABLE if case not in PAIRS], ids=str)
+def test_the_rest_of_the_table(case: Case) -> None:
     check(case)
 
 
@@ -66,13 +86,19 @@ def test_optimizers_take_their_turns_with_everything() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(**variant, model=model, optimizer="momentum", recompute=recompute)
-        for variant, model, recompute in product(VARIANTS, MODELS, [False, True])
-    ],
-    ids=str,
-)
+def test_every_two_values_meet() -> None:
+    factors = [SYNCHRONOUS + ASYNCHRONOUS, [(*size, ()) for size in SIZES], list(MODELS), TURNS, [False, True]]
+    for (i, left), (j, right) in combinations(enumerate(factors), 2):
+        met = {(values(case)[i], values(case)[j]) for case in PAIRS}
+        assert met == set(product(left, right))
+
+
+@pytest.mark.parametrize("case", VARIED_PAIRS, ids=str)
 def test_other_sizes_and_options(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in VARIED if case not in VARIED_PAIRS], ids=str)
+def test_the_rest_of_other_sizes_and_options(case: Case) -> None:
     check(case)

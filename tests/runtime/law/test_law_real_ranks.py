@@ -1,24 +1,20 @@
-"""The law with real processes: every method, model and optimizer of the table, on two and on four ranks.
+"""The law with real processes: every method and optimizer of the table, on two and on four ranks.
 
-Starting ranks costs seconds and a case milliseconds, so one launch runs all cases of its size, one after the other.
+`make test-all` adds the methods with the other models.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
-from tests.helpers.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, Run, check_law, train_all
+from tests.helpers.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, check_law, train
 
-UPDATES = 8  # the longest delay is of three
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]
 
 
-def cases(ranks: int) -> list[Case]:
-    """Each method with each model; sizes, optimizers and recompute take turns. Then what is beside the table. On four
-    ranks each method with the transformer, whose tied weights are now far apart, and with one of the others."""
-    table = [
+def table(ranks: int) -> list[Case]:
+    """Each method with each model; sizes, optimizers and recompute take turns."""
+    return [
         Case(
             method=method,
             stages=ranks,
@@ -29,11 +25,12 @@ def cases(ranks: int) -> list[Case]:
         )
         for i, method in enumerate(SYNCHRONOUS + ASYNCHRONOUS)
         for n, model in enumerate(MODELS)
-        if ranks == 2 or model == "transformer" or n == i % 2
     ]
+
+
+def others(ranks: int) -> list[Case]:
     vertical = (("vertical_sync", True),)
-    found = [
-        *table,
+    return [
         Case(method="pipedream", stages=ranks, microbatches=1, model="transformer", optimizer="adam"),
         Case(method="pipedream", stages=ranks, microbatches=1, model="transformer", options=vertical),
         Case(method="2bw", stages=ranks, microbatches=ranks, model="transformer", clip_norm=0.5),
@@ -47,27 +44,25 @@ def cases(ranks: int) -> list[Case]:
         ),
         *([Case(method="2bw", stages=2, microbatches=2, model="conv", optimizer="fused")] if ranks == 2 else []),
     ]
-    return [replace(case, updates=UPDATES) for case in found]
 
 
-@pytest.fixture(scope="module")
-def launched(launch: Callable[..., list[Any]]) -> Callable[[int], list[list[Run]]]:
-    """Of every case on so many ranks, its run on each of them; a launch that fails is not tried again."""
-
-    @cache
-    def run(ranks: int) -> list[list[Run]]:
-        by_rank = launch(train_all, cases(ranks), ranks=ranks)
-        return list(map(list, zip(*by_rank, strict=True)))
-
-    return run
+def in_every_run(case: Case) -> bool:
+    """On two ranks the models take turns; on four it is the transformer, whose tied weights are far apart there."""
+    turn = (SYNCHRONOUS + ASYNCHRONOUS).index(case.method) % 3
+    return case.model == (list(MODELS)[turn] if case.stages == 2 else "transformer")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "case"),
-    [pytest.param(ranks, case, id=f"{ranks}-ranks-{case}") for ranks in (2, 4) for case in cases(ranks)],
-)
-def test_real_ranks_keep_the_law(launched: Callable[[int], list[list[Run]]], ranks: int, case: Case) -> None:
+def parameters() -> list[Any]:
+    return [
+        pytest.param(ranks, case, id=f"{ranks}-ranks-{case}", marks=[] if fast else pytest.mark.slow)
+        for ranks in (2, 4)
+        for fast, case in [*((in_every_run(case), case) for case in table(ranks)), *((True, c) for c in others(ranks))]
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "case"), parameters())
+def test_real_ranks_keep_the_law(launch: Callable[..., list[Any]], ranks: int, case: Case) -> None:
     """On every rank: each has the whole state after a flush, and knows the loss."""
     exact = case.clip_norm is None and case.replicas == 1  # else sums are added in another order
-    for run in launched(ranks)[cases(ranks).index(case)]:
+    for run in launch(train, case, ranks=ranks):
         check_law(run, case, within=0 if exact else 1e-6)

@@ -1,0 +1,33 @@
+"""The cover that the law tests rest on."""
+
+from itertools import combinations, product
+
+import pytest
+from tests.helpers.pairwise import pairwise
+
+
+def pairs(rows: list[tuple[int, ...]]) -> set[object]:
+    """And single values, which is what a table of one column has."""
+    return {pair for row in rows for count in (1, 2) for pair in combinations(enumerate(row), count)}
+
+
+@pytest.mark.parametrize("sizes", [(7, 6, 3, 4, 2), (2, 2), (5,), (3, 3, 3, 3), (1, 4, 1)])
+def test_every_pair_of_values_occurs(sizes: tuple[int, ...]) -> None:
+    table = list(product(*map(range, sizes)))
+    chosen = pairwise(table, lambda row: row)
+    assert pairs(chosen) == pairs(table)
+    assert len(set(chosen)) == len(chosen)
+    assert set(chosen) <= set(table)
+
+
+def test_few_rows_are_enough() -> None:
+    """There have to be as many as the two largest factors have pairs."""
+    chosen = pairwise(list(product(range(7), range(6), range(3), range(4), range(2))), lambda row: row)
+    assert 7 * 6 <= len(chosen) <= 7 * 6 + 6
+
+
+def test_pairs_that_the_table_has_not_are_not_asked_for() -> None:
+    table = [row for row in product(range(4), range(4), range(2)) if row[0] + row[1] < 4]
+    chosen = pairwise(table, lambda row: row)
+    assert pairs(chosen) == pairs(table)
+    assert len(chosen) < len(table)
