@@ -238,6 +238,16 @@ def test_every_command_of_a_page_runs(page: str, folder: Path, capsys: pytest.Ca
         assert run.report.stat().st_size > 10_000
 
 
+def without_numbers(text: str) -> set[str]:
+    return {re.sub(r"[\d.,:/%]+( [KMG]iB)?", "#", line) for line in text.splitlines()}
+
+
+def test_the_output_on_a_page_is_what_a_run_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = next(text for _, text in blocks("getting-started", "text"))
+    assert main(["train", *shortened([], UPDATES)]) == 0
+    assert without_numbers(shown) <= without_numbers(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("page", WITH_SNIPPETS)
 def test_the_snippets_of_a_page_run_one_after_the_other(
     page: str, folder: Path, capsys: pytest.CaptureFixture[str]
