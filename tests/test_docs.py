@@ -34,8 +34,8 @@ import torch
 from weft.cli import main
 from weft.schedule import load_schedule_function, write_csv
 from weft.train.config import describe
-from weft.train.job import Job, job_of
-from weft.train.run.folder import run_folder
+from weft.train.job import Job, job_of, job_of_run
+from weft.train.run import find_run
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -113,7 +113,7 @@ def job_in(words: list[str]) -> Job:
     """The job that a `weft train` or `weft compare` command is about."""
     sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
     if "--resume" in words:
-        return run_folder(words[words.index("--resume") + 1]).job(sets)
+        return job_of_run(find_run(words[words.index("--resume") + 1]).path, sets)
     files = [word for word in words if word.endswith(".toml")]
     return job_of(files[0] if files else None, sets)
 
@@ -230,7 +230,7 @@ def test_every_command_of_a_page_runs(page: str, folder: Path, capsys: pytest.Ca
         if agents:
             run_torchrun(agents, updates)
     assert ran > 1
-    for run in (run_folder(job.parent.name) for job in Path("runs").glob("*/job.toml")):
+    for run in (find_run(job.parent.name) for job in Path("runs").glob("*/job.toml")):
         if not (run.path / "compare.json").exists():
             summary = run.summary()
             assert summary is not None

@@ -15,9 +15,9 @@ import torch
 from benchmarks.convergence.studies import QUICK, STUDIES, Run, Study
 from benchmarks.harness import ResumeCache, data_folder
 from weft.errors import Diverged, RunError
+from weft.runtime.comm import Collectives
 from weft.train.job import job_of
-from weft.train.peers import Peers
-from weft.train.setup import Supply, net_of, pipeline_of, supply_of
+from weft.train.setup import RankData, net_of, open_rank_data, pipeline_of
 
 POINTS = 24  # of a curve: each is the mean loss of an equal part of the updates
 RUN_TIMEOUT = 1800.0  # seconds
@@ -95,7 +95,7 @@ def _use_one_thread() -> None:
 
 
 @lru_cache(maxsize=1)
-def _open_data(name: str, quick: bool) -> Supply:
+def _open_data(name: str, quick: bool) -> RankData:
     """The data of a study, whose samples do not depend on the run."""
     study = (QUICK if quick else STUDIES)[name]
-    return supply_of(job_of(None, study.sets(data_folder())), Peers(deadline=60.0))
+    return open_rank_data(job_of(None, study.sets(data_folder())), Collectives(deadline=60.0))

@@ -1,30 +1,31 @@
-"""What goes out: files that are either whole or not there, and tables for a terminal."""
+"""Output: files that are complete or absent, tables for a terminal, data for JSON."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 from weft.errors import WeftError
 
-ROWS = 16  # lines of a table that a terminal shows; --json has all
+ROWS = 16  # lines of a table that a terminal shows; --json prints all
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file beside its place, then rename it, so that nobody ever sees half of it."""
+    """Write a temporary file, fsync it and rename it, so that the file is never incomplete."""
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "w", encoding="utf-8", newline="\n") as file:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except OSError as problem:
         raise WeftError(f"{path} can't be written: {problem.strerror}; name a file in a folder that exists") from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
@@ -34,3 +35,12 @@ def print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def json_safe(value: Any) -> Any:
+    """Data for JSON, in which numbers that are not finite are null."""
+    if isinstance(value, dict):
+        return {name: json_safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,6 @@
 """Scripts and commands as users run them, each in a folder; nothing of them is left after a test.
 
-Every process that they start inherits a mark in its environment, by which it is found.
+Every interpreter that they start inherits a mark in its environment, by which it is found.
 """
 
 from __future__ import annotations
@@ -195,16 +195,23 @@ class Commands(Marked):
     def __init__(self, folder: Path, starter: Starter) -> None:
         super().__init__(folder, starter)
         self.environment["COLUMNS"] = "200"
-        self._started = 0
+        self._scripts: list[Script] = []
 
     def start(self, *arguments: str) -> Script:
         """`weft arguments`, with forked ranks."""
-        notes = self.folder / f".command-{self._started}"
+        return self._start("weft", arguments=list(arguments))
+
+    def start_torchrun(self, *arguments: str) -> Script:
+        """`torchrun arguments`; its ranks are new interpreters."""
+        module = "torch.distributed.run"
+        return self._start("script", module=module, command=[module, *arguments])
+
+    def _start(self, kind: str, **order: Any) -> Script:
+        notes = self.folder / f".command-{len(self._scripts)}"
         notes.mkdir()
-        self._started += 1
-        order = {"folder": str(self.folder), "notes": str(notes), "environment": self.environment}
-        self.starter.start("weft", arguments=list(arguments), **order)
-        return Script(notes)
+        self.starter.start(kind, folder=str(self.folder), notes=str(notes), environment=self.environment, **order)
+        self._scripts.append(Script(notes))
+        return self._scripts[-1]
 
     def finish(self, script: Script, seconds: float = DEADLINE) -> Done:
         """Wait for its end."""
@@ -213,3 +220,10 @@ class Commands(Marked):
 
     def run(self, *arguments: str, seconds: float = DEADLINE) -> Done:
         return self.finish(self.start(*arguments), seconds)
+
+    def end(self) -> None:
+        for script in self._scripts:
+            if script.poll() is None:
+                os.killpg(script.pid, signal.SIGKILL)  # forked ranks too, which carry no mark
+                script.wait()
+        super().end()

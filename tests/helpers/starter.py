@@ -66,7 +66,7 @@ def import_for_ranks() -> None:
 
 @cache
 def import_for_commands() -> None:
-    for module in ("weft.cli", "weft.train.compare", "weft.train.export", "weft.train.run.loop"):
+    for module in ("weft.cli", "weft.train.compare", "weft.train.export", "weft.train.train_job"):
         importlib.import_module(module)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from weft.cli import main
 from weft.runtime.checkpoint import read_model
-from weft.train.run.folder import Folder
+from weft.train.run import Folder, read_metrics
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -33,40 +32,34 @@ TINY: dict[str, Any] = {
 }
 
 
-def words(**changes: Any) -> list[str]:
-    """The `--set` words of the tiny job with changes; `a__b=1` is the key `a.b`."""
+def tiny(**changes: Any) -> list[str]:
+    """The `--set` arguments of the tiny job with changes; `a__b=1` is the key `a.b`."""
     settings = TINY | {name.replace("__", "."): value for name, value in changes.items()}
     return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
 
 
-def start(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """`weft` in a process of its own; whoever starts it waits for it."""
-    command = [sys.executable, "-m", "weft", *arguments]
-    environment = os.environ | {"COLUMNS": "200"}
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
-
-
-def finish(process: subprocess.Popen[str], timeout: float = 400) -> tuple[int, str, str]:
-    """Its exit code, output and errors; it is killed if it takes too long."""
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"did not end within {timeout} s\n{out}\n{err}") from None
-    return process.returncode, out, err
+def train(*arguments: str, **changes: Any) -> int:
+    """`weft train` of the tiny job with changes, on virtual ranks in this process; its exit code."""
+    return main(["train", *tiny(schedule__virtual=True, **changes), *arguments])
 
 
 def weights(run: Path, which: str = "latest") -> dict[str, Tensor]:
     """The model of a run's checkpoint."""
-    found = Folder(run).find(which)
-    assert found is not None
-    return read_model(found)
+    path = Folder(run).find(which)
+    assert path is not None
+    return read_model(path)
+
+
+def same(model: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two models are equal to the bit."""
+    return model.keys() == other.keys() and all(torch.equal(model[name], other[name]) for name in model)
 
 
 def lines(run: Path, kind: str) -> list[dict[str, Any]]:
     """The lines of a run's metrics of one kind."""
-    read = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in read if line["kind"] == kind]
+    return [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == kind]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found

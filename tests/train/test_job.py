@@ -1,4 +1,4 @@
-"""A job's keys together: what is refused before any rank is started, and what is chosen by itself."""
+"""The keys of a job together: bad combinations are refused before any rank starts, defaults are filled in."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from weft.train.models import MODELS
 from weft.train.optimizers import CLASSES
 
 
-def test_the_default_job_is_whole() -> None:
+def test_the_default_job_is_complete() -> None:
     job = job_of(None)
     schedule = schedule_of(job)
     assert schedule.name == "wpipe"
@@ -34,7 +34,7 @@ def test_the_default_job_runs_under_every_schedule_and_number_of_ranks(name: str
 
 def test_a_printed_job_is_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = ["train.lr=1e-4", "schedule.name=xpipe", "model.size=tiny", 'name="a \\"b\\""']
-    assert main(["train", "--print-config", *(word for one in sets for word in ("--set", one))]) == 0
+    assert main(["train", "--print-config", *(word for setting in sets for word in ("--set", setting))]) == 0
     file = tmp_path / "job.toml"
     file.write_text(capsys.readouterr().out)
     job = job_of(str(file))
@@ -56,11 +56,11 @@ def test_every_name_can_be_printed(registry: dict[str, type], tmp_path: Path) ->
 
 WRONG = {
     "train.batch=30": r"train.batch must be a multiple of micro-batches x replicas \(train.batch: 30.*use 32",
-    "train.optimizer=adamww": "train.optimizer is one of .*did you mean 'adamw'",
-    "train.betas=[0.9]": "train.betas are two numbers",
-    "train.betas=[0.9, 1.0]": "train.betas are two numbers",
-    "name=a/b": "without slashes",
-    "schedule.layers=[1, 2]": r"schedule.layers has one number a chunk \(4 for wpipe",
+    "train.optimizer=adamww": "train.optimizer must be one of .*did you mean 'adamw'",
+    "train.betas=[0.9]": "train.betas must be two numbers",
+    "train.betas=[0.9, 1.0]": "train.betas must be two numbers",
+    "name=a/b": "name must not contain slashes",
+    "schedule.layers=[1, 2]": r"schedule.layers needs one number for each chunk \(4 for wpipe",
     "schedule.name=wpip": "did you mean 'wpipe'",
     "schedule.name=missing.csv": "missing.csv",
     "schedule.replicas=3": "schedule.replicas must divide the number of ranks",
@@ -74,7 +74,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("setting", WRONG)
-def test_what_is_wrong_is_told(setting: str) -> None:
+def test_a_mistake_is_refused(setting: str) -> None:
     with pytest.raises(WeftError, match=WRONG[setting]):
         job_of(None, ["schedule.ranks=2", setting])
 
@@ -83,12 +83,12 @@ def test_prediction_is_for_methods_that_have_it() -> None:
     exact = [
         schedule_of(job_of(None, [f"schedule.name={name}", "schedule.predict=exact"])) for name in ("wpipe", "xpipe")
     ]
-    assert [one.options for one in exact] == [{"predict": "exact"}, {"versions": "exact"}]
+    assert [schedule.options for schedule in exact] == [{"predict": "exact"}, {"versions": "exact"}]
     with pytest.raises(WeftError, match=r"schedule.predict is for 2bw, wpipe, .*schedule.name: 1f1b"):
         job_of(None, ["schedule.name=1f1b", "schedule.predict=exact"])
 
 
-def test_schedules_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_defined_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = Path(__file__).parents[2] / "examples"
     own = schedule_of(job_of(None, [f"schedule.name={examples}/own_schedule.py:stale", "schedule.ranks=2"]))
     assert own.name == "stale"
@@ -96,7 +96,7 @@ def test_schedules_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         job_of(None, [f"schedule.name={examples}/v_shape.csv", "schedule.ranks=3"])
 
 
-def test_ranks_of_torchrun_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_decides_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "6", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     job = load(Job, None, ["schedule.replicas=2"])

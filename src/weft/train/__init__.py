@@ -1,1 +1,1 @@
-"""A job from configuration to checkpoints: what `weft train` runs on top of the library."""
+"""`weft train`: a job, from its configuration to its checkpoints and its report."""

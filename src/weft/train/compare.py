@@ -1,7 +1,7 @@
-"""The same job under several schedules, one run after the other: same initial weights, same order of data.
+"""The same job under several schedules, one run after the other, with the same initial weights and order of data.
 
-A comparison is a folder of runs with a `compare.json` and a `report.html` of its own. A run that is finished is not
-made again when the comparison is resumed.
+A comparison is a folder of runs with its own `compare.json` and `report.html`. When it is resumed, finished runs are
+kept.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
-from typing import Any
+from typing import Any, TypeAlias
 
 from weft.draw.report import report
 from weft.errors import RunError, WeftError
 from weft.metrics import higher_is_better
-from weft.output import write_text
+from weft.output import json_safe, write_text
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_clock
+from weft.train.config import to_toml
 from weft.train.job import Job, check
 from weft.train.reporting import bubble, reference, run_of
-from weft.train.run.folder import Folder, slug
-from weft.train.run.metrics import plain, read
+from weft.train.run import Folder, read_metrics, slug
 from weft.train.supervise import run
+
+Summary: TypeAlias = dict[str, Any]
 
 
 def compare(
@@ -36,27 +38,27 @@ def compare(
     max_restarts: int,
     show: str,
 ) -> dict[str, Any]:
-    """Run all of them; what came out, run by run, and a table with one row a schedule."""
+    """Run the job under all schedules and seeds; the result of each run, and a table with one row a schedule."""
     jobs = {f"{name}, seed {seed}": _member(job, name, seed) for seed in _seeds(job, seeds) for name in schedules}
-    for one in jobs.values():
-        check(one)
-    folder.write_job(job)
+    for member in jobs.values():
+        check(member)
+    folder.write_job(to_toml(job))
     choice = {"schedules": list(schedules), "seeds": seeds, "target": target}
     write_text(folder.path / "choice.json", json.dumps(choice) + "\n")
     folders = {name: Folder(folder.path / slug(name.replace(" ", ""))) for name in jobs}
-    if len({one.path for one in folders.values()}) < len(folders):
+    if len({member.path for member in folders.values()}) < len(folders):
         raise WeftError(f"schedules need names that differ as folders do (got {', '.join(schedules)}); rename one")
     problems: dict[str, str] = {}
     stopped = False
-    for number, (name, one) in enumerate(jobs.items(), 1):
+    for number, (name, member) in enumerate(jobs.items(), 1):
         done = folders[name].summary()
         if done is not None and done["how"] != "stopped":
             continue
         if show != "none":
             print(f"{number} of {len(jobs)}: {name}", file=sys.stderr if show == "aside" else sys.stdout, flush=True)
         try:
-            folders[name].write_job(one)
-            summary = run(one, folders[name], checkpoint="latest", max_restarts=max_restarts, show=show)
+            folders[name].write_job(to_toml(member))
+            summary = run(member, folders[name], checkpoint="latest", max_restarts=max_restarts, show=show)
         except (RunError, WeftError) as problem:
             problems[name] = str(problem).splitlines()[0]
             continue
@@ -69,85 +71,84 @@ def _member(job: Job, schedule: str, seed: int) -> Job:
     return replace(job, schedule=replace(job.schedule, name=schedule), train=replace(job.train, seed=seed))
 
 
-def _seeds(job: Job, many: int) -> range:
-    return range(job.train.seed, job.train.seed + many)
+def _seeds(job: Job, count: int) -> range:
+    return range(job.train.seed, job.train.seed + count)
 
 
 def _write(
     folder: Folder, folders: dict[str, Folder], problems: dict[str, str], target: float | None
 ) -> dict[str, Any]:
-    found = {name: one.summary() for name, one in folders.items() if name not in problems}  # stopped ones too
-    summaries = {name: one for name, one in found.items() if one is not None}
+    found = {name: member.summary() for name, member in folders.items() if name not in problems}  # stopped ones too
+    summaries = {name: summary for name, summary in found.items() if summary is not None}
     if not summaries:
         raise RunError("every run failed: " + "; ".join(f"{name}: {cause}" for name, cause in problems.items()))
-    metric = next(iter(summaries.values()))["metric"]
+    first = next(iter(summaries.values()))
+    metric = first["metric"]
     evaluations = {
-        name: [line for line in read(folders[name].path / "metrics.jsonl") if line["kind"] == "evaluation"]
+        name: [line for line in read_metrics(folders[name].path / "metrics.jsonl") if line["kind"] == "evaluation"]
         for name in summaries
     }
-    aim = target if target is not None else _reached_by_all(evaluations, metric)
-    runs = [
-        one
-        | {
-            "name": name,
-            "bubble": bubble(one),
-            "target": aim,
-            "time_to_target": _time_to(evaluations[name], metric, aim),
-        }
-        for name, one in summaries.items()
-    ]
-    head, rows = _table(runs, metric, aim)
-    result = {"metric": metric, "target": aim, "head": head, "rows": rows, "runs": runs, "problems": problems}
-    write_text(folder.path / "compare.json", json.dumps(plain(result), indent=2, allow_nan=False) + "\n")
+    if target is None:
+        target = _reached_by_all(evaluations, metric)
+    runs = []
+    for name, summary in summaries.items():
+        reached = _time_to(evaluations[name], metric, target)
+        runs.append(summary | {"name": name, "bubble": bubble(summary), "target": target, "time_to_target": reached})
+    head, rows = _table(runs, metric, target)
+    result = {"metric": metric, "target": target, "head": head, "rows": rows, "runs": runs, "problems": problems}
+    write_text(folder.path / "compare.json", json.dumps(json_safe(result), indent=2, allow_nan=False) + "\n")
     pages = [run_of(folders[name], name=name) for name in summaries]
-    first = next(iter(summaries.values()))
-    title = f"{first['title'].split(':')[0]}: {', '.join(dict.fromkeys(one['schedule'] for one in runs))}"
+    title = f"{first['title'].split(':')[0]}: {', '.join(_by_schedule(runs))}"
     page = report(pages, title=title, metric=metric, reference=reference(first), table=(head, rows))
     write_text(folder.report, page)
     return result
 
 
 def _reached_by_all(evaluations: dict[str, list[dict[str, Any]]], metric: str) -> float | None:
-    """The best value that every run has come to."""
-    worse, better = (min, max) if higher_is_better(metric) else (max, min)
+    """The best value that every run has reached."""
+    worst, best = (min, max) if higher_is_better(metric) else (max, min)
     values = [[line[metric] for line in lines if line[metric] is not None] for lines in evaluations.values()]
-    return None if not all(values) else float(worse(better(some) for some in values))
+    return None if not all(values) else float(worst(best(of_run) for of_run in values))
 
 
-def _time_to(lines: Sequence[dict[str, Any]], metric: str, aim: float | None) -> float | None:
-    """Seconds of training at the first evaluation that is as good."""
+def _time_to(lines: Sequence[dict[str, Any]], metric: str, target: float | None) -> float | None:
+    """Seconds of training at the first evaluation that reaches the target."""
     sign = -1 if higher_is_better(metric) else 1
     for line in lines:
-        if aim is not None and line[metric] is not None and sign * line[metric] <= sign * aim:
+        if target is not None and line[metric] is not None and sign * line[metric] <= sign * target:
             return float(line["seconds"])
     return None
 
 
-def _table(runs: Sequence[dict[str, Any]], metric: str, aim: float | None) -> tuple[list[str], list[list[str]]]:
+def _by_schedule(runs: Sequence[Summary]) -> dict[str, list[Summary]]:
+    groups: dict[str, list[Summary]] = {}
+    for summary in runs:
+        groups.setdefault(summary["schedule"], []).append(summary)
+    return groups
+
+
+def _table(runs: Sequence[Summary], metric: str, target: float | None) -> tuple[list[str], list[list[str]]]:
     """One row a schedule: means over its seeds, with the spread of the metric."""
-    held = [name for name in CATEGORIES if any(rank["peak_bytes"][name] for one in runs for rank in one["ranks"])]
+    ranks = [rank for summary in runs for rank in summary["ranks"]]
+    categories = [name for name in CATEGORIES if any(rank["peak_bytes"][name] for rank in ranks)]
     head = ["schedule", "samples/s", "bubble", "delay", f"final {metric}", f"best {metric}"]
-    head += [f"time to {aim:.4g}" if aim is not None else "time to target"]
-    head += ["memory, largest rank", *(name.replace("_", " ") for name in held)]
-    groups = [
-        [one for one in runs if one["schedule"] == name] for name in dict.fromkeys(one["schedule"] for one in runs)
-    ]
-    return head, [_row(some, metric, held) for some in groups]
+    head += [f"time to {target:.4g}" if target is not None else "time to target"]
+    head += ["memory, largest rank", *(name.replace("_", " ") for name in categories)]
+    return head, [_row(name, group, metric, categories) for name, group in _by_schedule(runs).items()]
 
 
-def _row(some: Sequence[dict[str, Any]], metric: str, held: Sequence[str]) -> list[str]:
-    """The runs of one schedule."""
-    largest = [max((rank["peak_bytes"] for rank in one["ranks"]), key=lambda held: held["total"]) for one in some]
-    times = [one["time_to_target"] for one in some]
+def _row(schedule: str, runs: Sequence[Summary], metric: str, categories: Sequence[str]) -> list[str]:
+    peaks = [max((rank["peak_bytes"] for rank in run["ranks"]), key=lambda peak: peak["total"]) for run in runs]
+    times = [run["time_to_target"] for run in runs]
     return [
-        some[0]["schedule"],
-        f"{mean(one['samples_per_second'] for one in some):.1f}",
-        f"{mean(one['bubble'] for one in some):.1%}",
-        str(max(max(one["delay"]) for one in some)),
-        _spread([one["final"][metric] for one in some if metric in one["final"]]),
-        _spread([one["best"]["value"] for one in some if one["best"]]),
+        schedule,
+        f"{mean(run['samples_per_second'] for run in runs):.1f}",
+        f"{mean(run['bubble'] for run in runs):.1%}",
+        str(max(max(run["delay"]) for run in runs)),
+        _spread([run["final"][metric] for run in runs if metric in run["final"]]),
+        _spread([run["best"]["value"] for run in runs if run["best"]]),
         "not reached" if None in times else format_clock(mean(times)),
-        *(format_bytes(int(mean(one[name] for one in largest))) for name in ("total", *held)),
+        *(format_bytes(int(mean(peak[name] for peak in peaks))) for name in ("total", *categories)),
     ]
 
 
@@ -155,5 +156,5 @@ def _spread(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "–"
-    around = f" ± {(max(known) - min(known)) / 2:.2g}" if len(known) > 1 else ""
-    return f"{mean(known):.4g}{around}"
+    spread = f" ± {(max(known) - min(known)) / 2:.2g}" if len(known) > 1 else ""
+    return f"{mean(known):.4g}{spread}"

@@ -1,4 +1,4 @@
-"""A trained model out of its run: one file that plain PyTorch loads, and a Hugging Face folder where there is such."""
+"""Exports the model of a run: one file for plain PyTorch and, for gpt and bert, a folder for Hugging Face."""
 
 from __future__ import annotations
 
@@ -10,49 +10,50 @@ from typing import Any
 from weft.errors import WeftError
 from weft.output import write_text
 from weft.train.data import TextOptions
+from weft.train.job import job_of_run
 from weft.train.models import BERT, GPT
-from weft.train.run.folder import Folder
+from weft.train.run import Folder
 
 
 def export(folder: Folder, *, checkpoint: str, output: str | None) -> dict[str, Any]:
-    """Write `model.safetensors` (plain names), and for gpt and bert `huggingface/`; where they are."""
-    from safetensors.torch import save_file
-
+    """Write `model.safetensors` (plain names) and, for gpt and bert, `huggingface/`; the paths."""
     from weft.runtime.checkpoint import read_model
 
-    job, path = folder.job([]), folder.find(checkpoint)
+    job, path = job_of_run(folder.path), folder.find(checkpoint)
     if path is None:
-        raise WeftError(f"{folder} has no checkpoint yet; let it train until checkpoint.every updates, or to its end")
+        raise WeftError(f"{folder} has no checkpoint yet; train it to its end, or for checkpoint.every updates")
     home = Path(output) if output is not None else folder.path / "export"
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise WeftError(f"{home} can't be made: {problem.strerror}; choose another place with -o") from None
+        raise WeftError(f"{home} can't be created: {problem.strerror}; choose another folder with -o") from None
     state = {name: tensor.contiguous().clone() for name, tensor in read_model(path).items()}
     written = {"checkpoint": str(path), "model": str(home / "model.safetensors")}
-    _whole(home / "model.safetensors", lambda beside: save_file(state, beside, metadata={"format": "pt"}))
+    _write_tensors(home / "model.safetensors", state)
     if isinstance(job.model, GPT | BERT):
         from weft.train.models import to_huggingface
         from weft.train.setup import data_spec_of
 
         config, renamed = to_huggingface(job.model, data_spec_of(job), state)
-        inside = home / "huggingface"
-        inside.mkdir(exist_ok=True)
-        write_text(inside / "config.json", json.dumps(config, indent=2) + "\n")
-        _whole(inside / "model.safetensors", lambda beside: save_file(renamed, beside, metadata={"format": "pt"}))
+        target = home / "huggingface"
+        target.mkdir(exist_ok=True)
+        write_text(target / "config.json", json.dumps(config, indent=2) + "\n")
+        _write_tensors(target / "model.safetensors", renamed)
         if isinstance(job.data, TextOptions) and job.data.vocabulary and not job.data.vocabulary_size:
-            shutil.copyfile(job.data.vocabulary, inside / "vocab.txt")
-        written["huggingface"] = str(inside)
+            shutil.copyfile(job.data.vocabulary, target / "vocab.txt")
+        written["huggingface"] = str(target)
     return written
 
 
-def _whole(path: Path, write: Any) -> None:
-    """Write a file beside its place, then rename it."""
-    beside = path.with_name(f".{path.name}.part")
+def _write_tensors(path: Path, tensors: dict[str, Any]) -> None:
+    """Write a temporary file, then rename it."""
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}.part")
     try:
-        write(beside)
-        beside.replace(path)
+        save_file(tensors, temporary, metadata={"format": "pt"})
+        temporary.replace(path)
     except OSError as problem:
-        raise WeftError(f"{path} can't be written: {problem.strerror}") from None
+        raise WeftError(f"{path} can't be written: {problem.strerror}; choose another folder with -o") from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Libraries that only some jobs need: imported when they are, with the way to get them where they are missing."""
+"""Libraries that only some jobs need, imported on demand; an error says how to install a missing one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.errors import WeftError
 
 
 def need(module: str, extra: str, *, purpose: str) -> Any:
-    """The module, or an error that names the extra which brings it."""
+    """The module, or an error that names the extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError as problem:

@@ -1,7 +1,7 @@
-"""A job: all that `weft train` is told, typed, with defaults that train a small GPT on Python's own sources.
+"""A job: the typed configuration of `weft train`. The default job trains a small GPT on Python's own sources.
 
-Torch-free, so that a wrong configuration is refused at once. What a key means is said here, once: it is the help of
-`--print-config` and of the documentation.
+Torch-free, so that a mistake is reported at once. The help of each key is what `--print-config` and the documentation
+show.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from weft.environment import is_rank
@@ -20,7 +21,7 @@ from weft.train.config import load, option, tagged
 from weft.train.data import DATA, CustomData
 from weft.train.models import MODELS, CustomModel
 
-MOST_RANKS = 4  # that a job takes of a machine by itself
+MOST_RANKS = 4  # by default
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax")
 
 
@@ -30,91 +31,91 @@ class ScheduleChoice:
 
     name: str = option("wpipe", "a name that `weft schedules` lists, a file.csv, or package.module:function")
     ranks: int = option(
-        0, f"processes; 0: one for each core, {MOST_RANKS} at most; torchrun's, under torchrun", least=0
+        0,
+        f"number of processes; 0: one for each core, {MOST_RANKS} at most, or as many as torchrun started",
+        least=0,
     )
-    virtual: bool = option(False, "all ranks take turns in one process, for studies of many ranks on few cores")
-    replicas: int = option(1, "copies of the whole pipeline that share each mini-batch", least=1)
-    microbatches: int = option(0, "parts of a mini-batch, for each replica; 0: two for each stage", least=0)
-    chunks: int = option(0, "chunks a rank, of interleaved; 0: as the schedule has it", least=0)
-    warmup: int = option(
-        0, "times the usual forwards ahead, of 2bw and wpipe, to hide slow links; 0: as usual", least=0
-    )
-    vertical_sync: bool = option(False, "of pipedream: all stages at one version")
+    virtual: bool = option(False, "simulate all ranks in one process, to study many ranks on few cores")
+    replicas: int = option(1, "copies of the whole pipeline; each mini-batch is divided among them", least=1)
+    microbatches: int = option(0, "micro-batches of a mini-batch, for each replica; 0: two for each stage", least=0)
+    chunks: int = option(0, "interleaved: chunks of each rank; 0: the default of the schedule", least=0)
+    warmup: int = option(0, "2bw, wpipe: multiplies the forwards ahead, to hide slow links; 0: the default, 1", least=0)
+    vertical_sync: bool = option(False, "pipedream: all stages use the same version")
     predict: str = option(
-        "", "predict weights (xpipe, spectrain, pipeoptim always do)", allowed=("", "published", "exact")
+        "", "weight prediction (xpipe, spectrain and pipeoptim always predict)", allowed=("", "published", "exact")
     )
     bias: str = option("adam", "bias correction of predicted Adam steps", allowed=("adam", "printed"))
     extrapolation: str = option("linear", "how weights are predicted", allowed=("linear", "decayed"))
-    cure: str = option("none", "another cure for stale weights", allowed=("none", "pipemare", "gapaware"))
-    anneal: int = option(1000, "of pipemare: updates until all chunks have the full rate", least=1)
-    recompute: bool = option(False, "keep inputs only, and run forwards again in the backward")
-    balance: str = option("parameters", "what chunks are evened out by", allowed=("parameters", "time"))
-    layers: list[int] = option([], "of each chunk; empty: by balance", least=1)
-    deadline: float = option(60.0, "seconds that a rank waits for another one before the run ends", above=0)
+    cure: str = option("none", "another remedy for stale weights", allowed=("none", "pipemare", "gapaware"))
+    anneal: int = option(1000, "pipemare: updates until all chunks have the full learning rate", least=1)
+    recompute: bool = option(False, "keep only the inputs of a chunk, and repeat its forward in the backward")
+    balance: str = option("parameters", "what is balanced between chunks", allowed=("parameters", "time"))
+    layers: list[int] = option([], "number of layers of each chunk; empty: balanced", least=1)
+    deadline: float = option(60.0, "seconds that a rank waits for another rank before the run fails", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How weights are updated."""
 
-    updates: int = option(1200, "mini-batches in all, unless epochs are given", least=1)
-    epochs: int = option(0, "passes over the data in all; 0: go by updates", least=0)
-    batch: int = option(24, "samples of a mini-batch, over all replicas", least=1)
+    updates: int = option(1200, "mini-batches of the whole run, unless epochs is given", least=1)
+    epochs: int = option(0, "passes over the data of the whole run; 0: use updates", least=0)
+    batch: int = option(24, "samples of a mini-batch, all replicas together", least=1)
     optimizer: str = option("adamw", f"{', '.join(OPTIMIZERS)}, or package.module:function(params, lr=)")
-    lr: float = option(3e-3, "learning rate at its highest", above=0)
-    warmup: int = option(60, "updates in which the rate rises to lr", least=0)
-    decay: str = option("cosine", "how the rate falls after that", allowed=("constant", "linear", "cosine"))
-    floor: float = option(0.05, "share of lr that it falls to", least=0, most=1)
-    momentum: float = option(0.9, "of sgd and rmsprop", least=0)
-    betas: list[float] = option([0.7, 0.95], "of the Adam family; late gradients want less momentum than 0.9")
+    lr: float = option(3e-3, "peak learning rate", above=0)
+    warmup: int = option(60, "updates until the learning rate reaches lr", least=0)
+    decay: str = option("cosine", "how the learning rate falls after that", allowed=("constant", "linear", "cosine"))
+    floor: float = option(0.05, "final learning rate, as a share of lr", least=0, most=1)
+    momentum: float = option(0.9, "sgd, rmsprop: momentum", least=0)
+    betas: list[float] = option([0.7, 0.95], "Adam family: betas; late gradients need less momentum than 0.9")
     weight_decay: float = option(0.01, "decoupled in adamw and nadamw", least=0)
-    clip_norm: float = option(0.0, "largest norm of a mini-batch's gradients; 0: no limit", least=0)
+    clip_norm: float = option(0.0, "maximum norm of a mini-batch's gradients; 0: no limit", least=0)
     precision: str = option("fp32", "bf16: autocast", allowed=("fp32", "bf16"))
-    nan: str = option("stop", "a mini-batch whose loss is not finite", allowed=("stop", "skip"))
-    seed: int = option(0, "of initial weights, data order and dropout")
-    threads: int = option(1, "that a rank computes with", least=1)
+    nan: str = option("stop", "what to do with a mini-batch whose loss is not finite", allowed=("stop", "skip"))
+    seed: int = option(0, "random seed of initial weights, data order and dropout")
+    threads: int = option(1, "threads of each rank", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How the model is judged on held-out data; this drains an asynchronous pipeline."""
+    """How the model is evaluated on held-out data; an evaluation drains an asynchronous pipeline."""
 
-    every: int = option(300, "updates between evaluations; 0: at the end only", least=0)
-    samples: int = option(960, "at most, the first ones; 0: all", least=0)
-    batch: int = option(0, "samples of a mini-batch here; 0: as in training", least=0)
-    metric: str = option("loss", "what is best: loss (also as perplexity) or a metric of the task, such as accuracy")
-    patience: int = option(0, "stop after so many evaluations without a better metric; 0: never", least=0)
+    every: int = option(300, "updates between evaluations; 0: only at the end", least=0)
+    samples: int = option(960, "maximum number of samples, from the first on; 0: all", least=0)
+    batch: int = option(0, "samples of a mini-batch; 0: as in training", least=0)
+    metric: str = option("loss", "decides which model is best: loss, or a metric of the task, such as accuracy")
+    patience: int = option(0, "stop after this many evaluations without a better metric; 0: never", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """When the whole state is saved; this drains an asynchronous pipeline."""
+    """When the whole state is saved; a checkpoint drains an asynchronous pipeline."""
 
-    every: int = option(300, "updates between checkpoints; 0: at the end only", least=0)
-    keep: int = option(2, "newest ones that are kept, beside the best", least=1)
-    grace: float = option(60.0, "seconds that a run which is asked to stop has to finish and save", above=0)
+    every: int = option(300, "updates between checkpoints; 0: only at the end", least=0)
+    keep: int = option(2, "newest checkpoints to keep, in addition to the best", least=1)
+    grace: float = option(60.0, "seconds to finish and save after a request to stop", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """What is told, and where it is kept."""
+    """What is recorded, and where."""
 
-    folder: str = option("runs", "where runs are kept")
-    every: int = option(10, "updates between lines of metrics.jsonl", least=1)
-    telemetry: int = option(0, "mini-batches between samples of how stale weights are; 0: none", least=0)
-    tensorboard: bool = option(False, "write TensorBoard events too (pip install 'weft[tensorboard]')")
-    sample: int = option(400, "tokens of text that a language model writes at the end", least=0)
-    prompt: str = option("def ", "how that text begins")
-    timeline: int = option(3, "mini-batches in trace.json and in the report's timeline", least=1)
+    folder: str = option("runs", "folder of all runs")
+    every: int = option(10, "updates between two lines of metrics.jsonl", least=1)
+    telemetry: int = option(0, "mini-batches between two samples of how stale weights are; 0: none", least=0)
+    tensorboard: bool = option(False, "also write TensorBoard events (pip install 'weft[tensorboard]')")
+    sample: int = option(400, "tokens that a language model generates at the end; 0: none", least=0)
+    prompt: str = option("def ", "the prompt for them")
+    timeline: int = option(3, "mini-batches in trace.json and in the timeline of the report", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One training run."""
 
-    name: str = option("", "of the run's folder; empty: from model and schedule, numbered")
-    model: Any = tagged(MODELS, "gpt", "what is trained", custom=CustomModel)
-    data: Any = tagged(DATA, "python", "on what", custom=CustomData)
+    name: str = option("", "name of the run's folder; empty: model and schedule, numbered")
+    model: Any = tagged(MODELS, "gpt", "model to train", custom=CustomModel)
+    data: Any = tagged(DATA, "python", "data to train on", custom=CustomData)
     schedule: ScheduleChoice = field(default_factory=ScheduleChoice)
     train: Training = field(default_factory=Training)
     evaluate: Evaluation = field(default_factory=Evaluation)
@@ -129,8 +130,16 @@ def job_of(file: str | None, sets: Sequence[str] = ()) -> Job:
     return job
 
 
+def job_of_run(folder: Path, sets: Sequence[str] = ()) -> Job:
+    """The job of an existing run, with settings on top; torchrun decides the number of ranks."""
+    file = folder / "job.toml"
+    if not file.is_file():
+        raise WeftError(f"{folder} is no run: it has no job.toml; name a folder such as runs/gpt-wpipe")
+    return job_of(str(file), [*(["schedule.ranks=0"] if is_rank() else []), *sets])
+
+
 def check(job: Job) -> None:
-    """Refuse what no single key shows to be wrong."""
+    """Refuse combinations of keys that do not work together."""
     schedule, train = schedule_of(job), job.train
     parts = schedule.microbatches * job.schedule.replicas
     if train.batch % parts:
@@ -141,45 +150,46 @@ def check(job: Job) -> None:
         )
     if ":" not in train.optimizer and train.optimizer not in OPTIMIZERS:
         hint = did_you_mean(train.optimizer, OPTIMIZERS)
-        raise WeftError(f"train.optimizer is one of {', '.join(OPTIMIZERS)} (got {train.optimizer!r}){hint}")
+        raise WeftError(f"train.optimizer must be one of {', '.join(OPTIMIZERS)} (got {train.optimizer!r}){hint}")
     if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
-        raise WeftError(f"train.betas are two numbers of at least 0 and below 1 (got {train.betas})")
+        raise WeftError(f"train.betas must be two numbers of at least 0 and below 1 (got {train.betas})")
     if any(sign in job.name for sign in "/\\") or job.name in (".", ".."):
-        raise WeftError(f"name is a folder's name, without slashes (got {job.name!r}); log.folder says where it is")
+        raise WeftError(f"name must not contain slashes (got {job.name!r}); set log.folder to choose the place")
     if job.schedule.layers and len(job.schedule.layers) != schedule.chunks:
         raise WeftError(
-            f"schedule.layers has one number a chunk ({schedule.chunks} for {schedule.title}; "
+            f"schedule.layers needs one number for each chunk ({schedule.chunks} for {schedule.title}; "
             f"got {len(job.schedule.layers)})"
         )
     job.data.check()
 
 
 def ranks_of(job: Job) -> int:
-    """How many ranks there are, of all replicas."""
+    """The number of ranks, all replicas together."""
     asked, replicas = job.schedule.ranks, job.schedule.replicas
     if not job.schedule.virtual and is_rank():
-        there = int(os.environ["WORLD_SIZE"])
-        if asked not in (0, there):
+        world = int(os.environ["WORLD_SIZE"])
+        if asked not in (0, world):
             raise WeftError(
-                f"schedule.ranks is the number of processes there are (schedule.ranks: {asked}, WORLD_SIZE: {there}); "
-                "leave it out, or start as many"
+                f"schedule.ranks must be the number of processes (schedule.ranks: {asked}, WORLD_SIZE: {world}); "
+                f"leave it out, or start {asked} processes"
             )
-        asked = there
+        asked = world
     ranks = asked or max(replicas, min(MOST_RANKS, _cores()) // replicas * replicas)
     if ranks % replicas:
         raise WeftError(
-            f"schedule.replicas must divide the number of ranks (schedule.replicas: {replicas}, ranks: {ranks})"
+            f"schedule.replicas must divide the number of ranks (schedule.replicas: {replicas}, ranks: {ranks}); "
+            f"use {ranks // replicas * replicas or replicas} ranks"
         )
     return ranks
 
 
 def _cores() -> int:
-    """Of this process; not every system tells."""
+    """Cores that this process may use, where the system reports that."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolved(job: Job) -> Job:
-    """With the numbers of ranks and micro-batches that are chosen by themselves."""
+    """The job with the default numbers of ranks and micro-batches filled in."""
     ranks, microbatches = ranks_of(job), schedule_of(job).microbatches
     return replace(job, schedule=replace(job.schedule, ranks=ranks, microbatches=microbatches))
 
@@ -196,7 +206,7 @@ def schedule_of(job: Job) -> Schedule:
         schedule = load_csv(choice.name)
         if (schedule.stages, choice.microbatches or schedule.microbatches) != (stages, schedule.microbatches):
             raise WeftError(
-                f"{choice.name} is for {schedule.stages} stages and {schedule.microbatches} micro-batches (there are "
+                f"{choice.name} is for {schedule.stages} stages and {schedule.microbatches} micro-batches (the job has "
                 f"{stages} and {choice.microbatches}); set schedule.ranks and schedule.microbatches to those"
             )
     elif ":" in choice.name:
@@ -211,9 +221,9 @@ def schedule_of(job: Job) -> Schedule:
 
 
 def _prediction_option(name: str) -> str:
-    """What a method calls its choice of prediction."""
+    """The name that a method has for its option of prediction."""
     for key in ("versions", "predict"):
         if key in METHODS[name].options:
             return key
-    able = [other for other, one in METHODS.items() if {"versions", "predict"} & set(one.options)]
+    able = [other for other, method in METHODS.items() if {"versions", "predict"} & set(method.options)]
     raise WeftError(f"schedule.predict is for {', '.join(able)} (schedule.name: {name}); leave it out")

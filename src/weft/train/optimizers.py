@@ -1,4 +1,4 @@
-"""Optimizers by name, and how their learning rate goes over a run."""
+"""Optimizers by name, and the course of the learning rate over a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLASSES: dict[str, Any] = {
 
 
 def optimizer_of(train: Training) -> Callable[[list[Parameter]], Optimizer]:
-    """A function from parameters to the optimizer that a job names, with the settings that it knows."""
+    """A function from parameters to the optimizer of a job, with those of its settings that the optimizer takes."""
     if ":" in train.optimizer:
         function = user_code.load(train.optimizer)
         return lambda parameters: function(params=parameters, lr=train.lr)
@@ -42,12 +42,12 @@ def optimizer_of(train: Training) -> Callable[[list[Parameter]], Optimizer]:
 
 
 def scheduler_of(train: Training, updates: int) -> Callable[[Optimizer], LRScheduler]:
-    """A function from an optimizer to a scheduler of its rate over so many updates."""
-    return lambda optimizer: LambdaLR(optimizer, lambda update: share(train, update, updates))
+    """A function from an optimizer to a scheduler of its learning rate over that many updates."""
+    return lambda optimizer: LambdaLR(optimizer, lambda update: rate_factor(train, update, updates))
 
 
-def share(train: Training, update: int, updates: int) -> float:
-    """The share of the highest rate that an update is made with."""
+def rate_factor(train: Training, update: int, updates: int) -> float:
+    """The learning rate of an update, as a share of `train.lr`."""
     if update < train.warmup:
         return (update + 1) / (train.warmup + 1)
     done = min(1.0, (update - train.warmup) / max(1, updates - train.warmup))

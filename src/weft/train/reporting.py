@@ -1,4 +1,4 @@
-"""From the folder of a run to its page, or of several runs to one page; torch-free."""
+"""Turns the folder of a run into its report, and its summary into headline figures; torch-free."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 from weft.draw.report import Run, report
 from weft.output import write_text
 from weft.text import format_bytes, format_clock
-from weft.train.run.folder import Folder
-from weft.train.run.metrics import read
+from weft.train.run import Folder, read_metrics
 
 
 def write_report(folder: Folder) -> None:
-    """`report.html` of one run."""
+    """Write `report.html` of a run that has ended."""
     summary = folder.summary()
     if summary is None:
         return
@@ -23,8 +22,8 @@ def write_report(folder: Folder) -> None:
 
 
 def run_of(folder: Folder, *, name: str) -> Run:
-    """A run as the page shows it."""
-    lines, summary = read(folder.path / "metrics.jsonl"), folder.summary() or {}
+    """A run as a report shows it."""
+    lines, summary = read_metrics(folder.path / "metrics.jsonl"), folder.summary() or {}
     ranks = summary.get("ranks", [])
     return Run(
         name=name,
@@ -41,7 +40,7 @@ def run_of(folder: Folder, *, name: str) -> Run:
 
 
 def figures(summary: dict[str, Any]) -> dict[str, str]:
-    """The headline of a run."""
+    """The headline figures of a run."""
     if not summary:
         return {}
 
@@ -53,7 +52,7 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
         "bubble": f"{bubble(summary):.1%}",
         "memory, largest rank": format_bytes(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
     }
-    shown |= {f"held-out {name}": number(value) for name, value in summary["final"].items()}
+    shown |= {f"held-out {name}": _number(value) for name, value in summary["final"].items()}
     if summary["best"]:
         shown[f"best {summary['metric']}"] = f"{summary['best']['value']:.4g} at update {summary['best']['update']:,}"
     if summary["restarts"]:
@@ -61,7 +60,7 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
     return shown
 
 
-def number(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
@@ -72,6 +71,6 @@ def bubble(summary: dict[str, Any]) -> float:
 
 
 def reference(summary: dict[str, Any]) -> tuple[str, float] | None:
-    """A line that a language model's loss has to fall below."""
+    """A line of the chart: a language model whose loss is below it uses context."""
     entropy = summary["entropy"]
     return None if entropy is None or summary["metric"] != "loss" else ("entropy of single tokens", entropy)

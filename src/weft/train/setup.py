@@ -1,4 +1,4 @@
-"""From a job to a pipeline that can be fed: data where it is needed, the model, the pipeline itself."""
+"""Builds what a job names: the data on the ranks that need it, the model, the pipeline."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from weft.errors import WeftError
 from weft.runtime import Pipeline, cures
+from weft.runtime.comm import Collectives
 from weft.runtime.update import Cure
 from weft.schedule import Schedule, lower
 from weft.train.data import BatchSampler, Data, Draw, entropy, index_checksum, open_data
@@ -18,21 +19,14 @@ from weft.train.data_spec import DataSpec
 from weft.train.job import Job, schedule_of
 from weft.train.models import Net, build_model
 from weft.train.optimizers import optimizer_of, scheduler_of
-from weft.train.peers import Peers
+from weft.train.run import Batch
+
+LONG = 10  # times the deadline, for work that takes one rank long and another no time: opening the data
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What one rank gets of a mini-batch, and a checksum of which samples they are."""
-
-    inputs: Any
-    targets: Any
-    checksum: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Supply:
-    """The data of a job as one rank sees it: the halves of a batch that it needs, of the same samples everywhere."""
+class RankData:
+    """The data of a job on one rank: the halves of a batch that it needs, of the same samples on every rank."""
 
     job: Job
     spec: DataSpec
@@ -44,26 +38,26 @@ class Supply:
     data: Data | None
 
     @property
-    def order(self) -> BatchSampler:
+    def sampler(self) -> BatchSampler:
         return BatchSampler(self.train, self.job.train.batch, self.job.train.seed)
 
     @property
     def updates(self) -> int:
         """Mini-batches of the whole run."""
         train = self.job.train
-        return train.epochs * self.order.per_epoch if train.epochs else train.updates
+        return train.epochs * self.sampler.per_epoch if train.epochs else train.updates
 
     def batch(self, update: int) -> Batch:
         """The mini-batch of an update, which counts from 0 over the whole run: a function of that and the seed."""
-        indices = self.order.indices(update)
-        return self._batch(indices, Draw(seed=self.job.train.seed, epoch=self.order.epoch(update)), held_out=False)
+        indices = self.sampler.indices(update)
+        return self._batch(indices, Draw(seed=self.job.train.seed, epoch=self.sampler.epoch(update)), held_out=False)
 
     def held_out(self) -> Iterator[tuple[Any, Any]]:
-        """What the model is judged on, batch by batch."""
-        many = min(self.validation, self.job.evaluate.samples or self.validation)
+        """The data of an evaluation, batch by batch."""
+        samples = min(self.validation, self.job.evaluate.samples or self.validation)
         size = self.job.evaluate.batch or self.job.train.batch
-        for first in range(0, many, size):
-            batch = self._batch(np.arange(first, min(many, first + size)), None, held_out=True)
+        for first in range(0, samples, size):
+            batch = self._batch(np.arange(first, min(samples, first + size)), None, held_out=True)
             yield batch.inputs, batch.targets
 
     def _batch(self, indices: np.ndarray[Any, Any], draw: Draw | None, *, held_out: bool) -> Batch:
@@ -75,27 +69,38 @@ class Supply:
         return Batch(inputs=inputs, targets=targets, checksum=index_checksum(indices))
 
 
-def supply_of(job: Job, peers: Peers) -> Supply:
-    """Open the data on the ranks that need it; the rank of the first chunk tells the others about it."""
+def long_deadline(job: Job) -> float:
+    """Seconds that ranks wait while one of them opens its data or writes files."""
+    return LONG * job.schedule.deadline
+
+
+def collectives_of(job: Job) -> Collectives:
+    return Collectives(deadline=job.schedule.deadline, longest=long_deadline(job), option="schedule.deadline")
+
+
+def open_rank_data(job: Job, collectives: Collectives) -> RankData:
+    """Open the data on the ranks that need it; the others take its description from the rank of the first chunk."""
     schedule = schedule_of(job)
-    mine = set(range(schedule.stages)) if peers.world == 1 else {peers.rank % schedule.stages}
-    inputs, targets = schedule.placement[0] in mine, schedule.placement[-1] in mine
+    stages = set(range(schedule.stages)) if collectives.world == 1 else {collectives.rank % schedule.stages}
+    inputs, targets = schedule.placement[0] in stages, schedule.placement[-1] in stages
     data = open_data(job.data, seed=job.train.seed, inputs=inputs, targets=targets) if inputs or targets else None
-    told = None if data is None else _about(data, targets=targets)
-    everyone = peers.everyone(told)
-    first = everyone[schedule.placement[0] if peers.world > 1 else 0]
-    for rank, one in enumerate(everyone):
-        for what in ("samples", "fingerprints"):
-            if one is not None and one[what] != first[what]:
+    description = None if data is None else _describe(data, targets=targets)
+    descriptions = collectives.all_gather(description, purpose="open the data", deadline=long_deadline(job))
+    source = schedule.placement[0] if collectives.world > 1 else 0
+    first = descriptions[source]
+    for rank, description in enumerate(descriptions):
+        for key in ("samples", "fingerprints"):
+            if description is not None and description[key] != first[key]:
                 raise WeftError(
-                    f"all ranks must read the same data ({what} of rank {schedule.placement[0]}: {first[what]}, of "
-                    f"rank {rank}: {one[what]}); give them the same files"
+                    f"all ranks must read the same data ({key} of rank {source}: {first[key]}, of rank {rank}: "
+                    f"{description[key]}); give them the same files"
                 )
+    entropies = [description["entropy"] for description in descriptions if description is not None]
     train, validation = first["samples"]
-    return Supply(
+    return RankData(
         job=job,
         spec=DataSpec(**first["spec"]),
-        entropy=next((one["entropy"] for one in everyone if one is not None and one["entropy"] is not None), None),
+        entropy=next((entropy for entropy in entropies if entropy is not None), None),
         train=train,
         validation=validation,
         inputs=inputs,
@@ -104,7 +109,7 @@ def supply_of(job: Job, peers: Peers) -> Supply:
     )
 
 
-def _about(data: Data, *, targets: bool) -> dict[str, Any]:
+def _describe(data: Data, *, targets: bool) -> dict[str, Any]:
     return {
         "spec": asdict(data.train.spec),
         "samples": [len(data.train), len(data.validation)],
@@ -114,12 +119,12 @@ def _about(data: Data, *, targets: bool) -> dict[str, Any]:
 
 
 def data_spec_of(job: Job) -> DataSpec:
-    """The data spec of a job's data, without a run."""
+    """What a model has to know about the data of a job, without a run."""
     return open_data(job.data, seed=job.train.seed, targets=False).train.spec
 
 
 def net_of(job: Job, spec: DataSpec, *, resumed: bool = False) -> Net:
-    """The model of a job; one that goes on from a checkpoint does not start from other weights."""
+    """The model of a job; a resumed run takes its weights from the checkpoint only."""
     options = replace(job.model, weights="") if resumed and hasattr(job.model, "weights") else job.model
     net = build_model(options, spec, seed=job.train.seed)
     known = ("loss", *net.metrics)
@@ -129,7 +134,7 @@ def net_of(job: Job, spec: DataSpec, *, resumed: bool = False) -> Net:
 
 
 def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline:
-    """The pipeline of a job, on the ranks that are there or on virtual ones."""
+    """The pipeline of a job, on the ranks of this process group or on virtual ranks."""
     schedule, choice = schedule_of(job), job.schedule
     predicts = bool(lower(schedule).predicts.any())
     return Pipeline(
@@ -154,7 +159,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
 
 
 def example_of(spec: DataSpec, samples: int) -> Any:
-    """Inputs of the form of a micro-batch, for measuring how long layers take; every rank makes the same."""
+    """Inputs like those of a micro-batch, to measure how long layers take; the same on every rank."""
     shapes = {"images": (spec.channels, spec.size, spec.size), "values": (spec.features,)}
     if spec.form in shapes:
         return torch.zeros(samples, *shapes[spec.form])
@@ -165,12 +170,12 @@ def example_of(spec: DataSpec, samples: int) -> Any:
 
 
 def _cure(job: Job) -> Cure | None:
-    made: dict[str, Callable[[], Cure | None]] = {
+    makers: dict[str, Callable[[], Cure | None]] = {
         "none": lambda: None,
         "pipemare": lambda: cures.PipeMare(anneal=job.schedule.anneal),
         "gapaware": cures.GapAware,
     }
-    return made[job.schedule.cure]()
+    return makers[job.schedule.cure]()
 
 
 def title_of(job: Job, schedule: Schedule) -> str:

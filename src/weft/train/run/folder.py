@@ -1,13 +1,13 @@
 """The folder of a run, `runs/<name>/`, and its checkpoints.
 
-job.toml         the configuration, complete
+job.toml         the complete configuration
 metrics.jsonl    one object a line
-checkpoints/     update-00000150, update-00000300, …, each whole or not there; `latest` and `best` hold a name
-summary.json     what came out
+checkpoints/     update-00000150, update-00000300, …, each complete or absent; `latest` and `best` hold a name
+summary.json     the results
 trace.json       the last mini-batches, for Perfetto;  timeline.svg: the same as a picture
-sample.txt       what a language model wrote at the end
+sample.txt       what a language model generated at the end
 report.html      all of it on one page
-events/          for TensorBoard, if wanted
+events/          for TensorBoard, on request
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from weft.environment import is_rank
+from weft.draw import svg, trace
 from weft.errors import WeftError
-from weft.output import write_text
+from weft.output import json_safe, write_text
 from weft.text import did_you_mean
-from weft.train.config import to_toml
-from weft.train.job import Job, job_of
-from weft.train.run.metrics import plain
+from weft.train.run.events import Ended, Event, Saved
 
 NAME = re.compile(r"update-(\d+)(?:-(\d+))?")
 
 
 class Folder:
-    """A run's folder; only the first rank writes to it, beside the chunks of a checkpoint."""
+    """A run's folder; only the first rank writes to it, except for the chunks of a checkpoint."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -43,46 +41,40 @@ class Folder:
     def __str__(self) -> str:
         return str(self.path)
 
-    # What is in it
+    # Files
 
-    def job(self, sets: list[str]) -> Job:
-        """The run's own configuration, with other settings on top; torchrun decides how many ranks there are."""
-        file = self.path / "job.toml"
-        if not file.is_file():
-            raise WeftError(f"{self} is no run: it has no job.toml; name a folder such as runs/gpt-wpipe")
-        return job_of(str(file), [*(["schedule.ranks=0"] if is_rank() else []), *sets])
-
-    def write_job(self, job: Job) -> None:
+    def write_job(self, text: str) -> None:
+        """Write `job.toml`; creates the folder."""
         with _writing(self.path):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_text(self.path / "job.toml", to_toml(job))
+        write_text(self.path / "job.toml", text)
 
-    def remove_unused(self) -> None:
-        """Away with the folder of a run that never began."""
-        if not (self.path / "metrics.jsonl").exists() and not self.names():
-            shutil.rmtree(self.path, ignore_errors=True)
-
-    def begin(self, job: Job) -> None:
-        """A run begins, or goes on: what came out is not known any more."""
+    def begin(self, job: str) -> None:
+        """A run starts or resumes: write its job and remove earlier results."""
         self.write_job(job)
         (self.path / "summary.json").unlink(missing_ok=True)
 
+    def remove_unused(self) -> None:
+        """Delete the folder of a run that never started."""
+        if not (self.path / "metrics.jsonl").exists() and not self.names():
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def write_summary(self, summary: dict[str, Any]) -> None:
-        write_text(self.path / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
+        write_text(self.path / "summary.json", json.dumps(json_safe(summary), indent=2, allow_nan=False) + "\n")
 
     def summary(self) -> dict[str, Any] | None:
-        """What came out, if the run has come to an end."""
+        """The results, if the run has ended."""
         file = self.path / "summary.json"
         try:
-            found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            summary: dict[str, Any] = json.loads(file.read_text("utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as problem:
             raise WeftError(f"{file} can't be read ({problem}); run the job again") from None
-        return found
+        return summary
 
     def text(self, name: str) -> str:
-        """A file's text, or nothing where it is not there."""
+        """A file's text; empty if there is no such file."""
         with contextlib.suppress(OSError):
             return (self.path / name).read_text("utf-8")
         return ""
@@ -90,20 +82,20 @@ class Folder:
     # Checkpoints
 
     def names(self) -> list[str]:
-        """The checkpoints that there are, oldest first."""
-        found = [one.name for one in self.checkpoints.glob("update-*") if NAME.fullmatch(one.name)]
-        return sorted(found, key=_age)
+        """The checkpoints, oldest first."""
+        names = [path.name for path in self.checkpoints.glob("update-*") if NAME.fullmatch(path.name)]
+        return sorted(names, key=_age)
 
     def next(self, update: int) -> Path:
-        """Where a checkpoint is to be saved: always a new place."""
-        name, again = f"update-{update:08}", 1
+        """A new path for a checkpoint."""
+        name, number = f"update-{update:08}", 1
         while (self.checkpoints / name).exists():
-            again += 1
-            name = f"update-{update:08}-{again}"
+            number += 1
+            name = f"update-{update:08}-{number}"
         return self.checkpoints / name
 
     def publish(self, checkpoint: Path, *, best: bool, keep: int) -> None:
-        """A checkpoint is whole: point to it, then let go of old ones."""
+        """Point `latest` (and `best`) to a complete checkpoint, then delete old ones."""
         if best:
             write_text(self.checkpoints / "best", checkpoint.name + "\n")
         write_text(self.checkpoints / "latest", checkpoint.name + "\n")
@@ -111,20 +103,20 @@ class Folder:
         kept = {checkpoint.name, self._pointed("best"), *names[-keep:]}
         for name in names:
             if name not in kept:
-                gone = self.checkpoints / f".{name}.gone"  # so that half of one never looks like a whole one
-                with _writing(gone):
-                    (self.checkpoints / name).rename(gone)
+                renamed = self.checkpoints / f".{name}.gone"  # a half-deleted checkpoint must not look complete
+                with _writing(renamed):
+                    (self.checkpoints / name).rename(renamed)
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove what a killed run, or an old checkpoint, has left."""
-        for left in self.checkpoints.glob(".update-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        for left in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
-            left.unlink(missing_ok=True)
+        """Delete what a killed run left behind, and checkpoints that are no longer kept."""
+        for leftover in self.checkpoints.glob(".update-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
+            leftover.unlink(missing_ok=True)
 
     def rewind(self, checkpoint: Path, *, best: int | None) -> None:
-        """A run goes on from here: newer checkpoints, of a way that is not gone, are set aside under another name."""
+        """Resume from a checkpoint: rename newer ones to `aside-…`; `best` is the best update so far."""
         for name in self.names():
             if _age(name) > _age(checkpoint.name):
                 aside, number = self.checkpoints / f"aside-{name}", 1
@@ -141,7 +133,7 @@ class Folder:
         write_text(self.checkpoints / "latest", checkpoint.name + "\n")
 
     def find(self, which: str) -> Path | None:
-        """The checkpoint `latest`, `previous`, `best` or of a name; None where there is no latest one yet."""
+        """The checkpoint `latest`, `previous`, `best` or of a name; None if there is no latest one yet."""
         names, latest = self.names(), self._pointed("latest")
         if which == "latest":
             return None if latest is None else self.checkpoints / latest
@@ -171,26 +163,49 @@ class Folder:
         return name
 
 
-def new_folder(job: Job, *, overwrite: bool) -> Folder:
-    """A folder for a new run: of the job's name, or of the first free number."""
-    home = Path(job.log.folder)
-    if job.name:
-        path = home / job.name
+class FolderWriter:
+    """Writes the events of a run to its folder: publishes checkpoints, and draws the timeline at the end."""
+
+    def __init__(self, folder: Folder, *, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Saved(path=path, best=best):
+                self._folder.publish(path, best=best, keep=self._keep)
+            case Ended(timeline=timeline) if timeline is not None:
+                write_text(self._folder.path / "trace.json", trace(timeline, unit_us=1e6))
+                write_text(self._folder.path / "timeline.svg", svg(timeline))
+
+
+def new_folder(home: str, name: str, *, default: str, overwrite: bool) -> Folder:
+    """A folder for a new run: with the given name or, if that is empty, the default name and the first free number."""
+    if name:
+        path = Path(home) / name
         if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
             if not overwrite:
                 raise WeftError(
-                    f"{path} is there already; go on with it (--resume {shlex.quote(str(path))}), replace it "
-                    "(--overwrite), or give another name (--set name=...)"
+                    f"{path} exists already; resume it (--resume {shlex.quote(str(path))}), replace it "
+                    "(--overwrite), or choose another name (--set name=...)"
                 )
             if not (path / "job.toml").is_file():
                 raise WeftError(f"{path} is no run (it has no job.toml), so it is not overwritten; use another name")
             shutil.rmtree(path)
         return Folder(path)
-    stem = f"{slug(job.model.name)}-{slug(job.schedule.name)}"
     number = 1
-    while (path := home / (stem if number == 1 else f"{stem}-{number}")).exists():
+    while (path := Path(home) / (default if number == 1 else f"{default}-{number}")).exists():
         number += 1
     return Folder(path)
+
+
+def find_run(given: str, home: str = "runs") -> Folder:
+    """An existing run, by its path or by its name."""
+    for path in (Path(given), Path(home) / given):
+        if (path / "job.toml").is_file():
+            return Folder(path)
+    runs = sorted(job.parent.name for job in Path(home).glob("*/job.toml"))
+    known = ", ".join(runs) or "none"
+    raise WeftError(f"{given} is no run: it has no job.toml{did_you_mean(given, runs)} (runs in {home}: {known})")
 
 
 def slug(name: str) -> str:
@@ -198,20 +213,10 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.]+", "-", name).strip("-.")
 
 
-def run_folder(given: str, home: str = "runs") -> Folder:
-    """A run that is there, by its path or by its name."""
-    for path in (Path(given), Path(home) / given):
-        if (path / "job.toml").is_file():
-            return Folder(path)
-    runs = sorted(one.parent.name for one in Path(home).glob("*/job.toml"))
-    known = ", ".join(runs) or "none"
-    raise WeftError(f"{given} is no run: it has no job.toml{did_you_mean(given, runs)} (runs in {home}: {known})")
-
-
 def _age(name: str) -> tuple[int, int]:
-    found = NAME.fullmatch(name)
-    assert found is not None
-    return int(found[1]), int(found[2] or 1)
+    match = NAME.fullmatch(name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 1)
 
 
 @contextlib.contextmanager
@@ -219,4 +224,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise WeftError(f"{path} can't be written: {problem.strerror}; set log.folder to a place that can") from None
+        raise WeftError(f"{path} can't be written: {problem.strerror}; set log.folder to a writable place") from None

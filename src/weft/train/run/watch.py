@@ -1,75 +1,72 @@
-"""What a rank hands in after every mini-batch, and what it learns from the others': see `peers`."""
+"""What ranks exchange after every mini-batch, without a stall: whether to stop, which samples they got, their figures.
+
+Each rank hands in a few numbers and reads those of `LAG` mini-batches ago, which have arrived meanwhile. So all ranks
+learn of a request to stop at the same mini-batch, notice if they were fed different samples, and know each other's
+figures for the display.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from weft.errors import RunError
-from weft.runtime import Pipeline
-from weft.train.peers import Peers
 
-HEAD = 3  # mini-batch, checksum of its samples, wish to stop; then of each rank of the process:
-FIGURES = 4  # seconds busy, waiting, updating, and bytes held at their peak
+if TYPE_CHECKING:
+    from weft.runtime import Pipeline
+    from weft.runtime.comm import Collectives
+
+LAG = 4  # mini-batches; ranks of a pipeline are never further apart
+HEAD = 3  # mini-batch, checksum of its samples, request to stop; then for each rank of the process:
+FIGURES = 4  # seconds busy, waiting, updating, and peak bytes
 
 
 class Watch:
     """All ranks of a run, seen from one of them, a few mini-batches late."""
 
-    def __init__(self, pipe: Pipeline, peers: Peers, stop: threading.Event) -> None:
-        self._pipe, self._peers, self._stop = pipe, peers, stop
+    def __init__(self, pipe: Pipeline, collectives: Collectives, stop: threading.Event) -> None:
+        self._pipe, self._collectives, self._stop = pipe, collectives, stop
+        self._pending: deque[Callable[[], list[list[float]]]] = deque()
         self._figures: list[list[float]] = []
         self._before: list[list[float]] = []
 
-    def after(self, minibatch: int, samples: int) -> bool:
-        """A mini-batch is fed, of samples with this checksum; whether some rank wished to stop."""
-        mine = [float(minibatch), float(samples), float(self._stop.is_set())]
+    def exchange(self, minibatch: int, checksum: int) -> bool:
+        """After a mini-batch was fed, whose samples have this checksum; whether a rank was asked to stop."""
+        numbers = [float(minibatch), float(checksum), float(self._stop.is_set())]
         for meter in self._pipe.meters():
-            mine += [meter["busy"], meter["waiting"], meter["updating"], float(meter["peak_bytes"]["total"])]
-        heard = self._peers.tell(mine)
-        return heard is not None and self._hear(heard)
+            numbers += [meter["busy"], meter["waiting"], meter["updating"], float(meter["peak_bytes"]["total"])]
+        self._pending.append(self._collectives.start_all_gather(numbers, purpose="compare mini-batches"))
+        return len(self._pending) > LAG and self._read_oldest()
 
     def settle(self) -> None:
-        """Look at what was handed in and not looked at yet: before a checkpoint, say."""
-        for heard in self._peers.rest():
-            self._hear(heard)
+        """Read what was handed in and not read yet, for example before a checkpoint."""
+        while self._pending:
+            self._read_oldest()
 
-    def _hear(self, heard: list[list[float]]) -> bool:
-        for rank, one in enumerate(heard):
-            if one[:2] != heard[0][:2]:
+    def _read_oldest(self) -> bool:
+        received = self._pending.popleft()()
+        first = received[0]
+        for rank, numbers in enumerate(received):
+            if numbers[:2] != first[:2]:
                 raise RunError(
-                    f"ranks were fed different samples (rank 0: mini-batch {heard[0][0]:.0f}, checksum "
-                    f"{heard[0][1]:.0f}; rank {rank}: mini-batch {one[0]:.0f}, checksum {one[1]:.0f}); every rank must "
-                    "read the same data in the same order"
+                    f"ranks were fed different samples (rank 0: mini-batch {first[0]:.0f}, checksum {first[1]:.0f}; "
+                    f"rank {rank}: mini-batch {numbers[0]:.0f}, checksum {numbers[1]:.0f}); every rank must read the "
+                    "same data in the same order"
                 )
-        self._figures = [one[at : at + FIGURES] for one in heard for at in range(HEAD, len(one), FIGURES)]
-        return any(one[2] for one in heard)
+        self._figures = [
+            numbers[start : start + FIGURES] for numbers in received for start in range(HEAD, len(numbers), FIGURES)
+        ]
+        return any(numbers[2] for numbers in received)
 
     def figures(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Of each rank: the share of its time that it has waited since the last look, and its memory."""
+        """Of each rank: the share of its time that it has waited since the last call, and its peak bytes."""
         before = self._before or [[0.0] * FIGURES] * len(self._figures)
         spent = [
-            [a - b for a, b in zip(now[:3], then[:3], strict=True)]
-            for now, then in zip(self._figures, before, strict=True)
+            [now - then for now, then in zip(new[:3], old[:3], strict=True)]
+            for new, old in zip(self._figures, before, strict=True)
         ]
         self._before = self._figures
         bubbles = tuple(waiting / max(1e-9, busy + waiting + updating) for busy, waiting, updating in spent)
-        return bubbles, tuple(int(one[3]) for one in self._figures)
-
-
-class Clock:
-    """Seconds of training: without set-up, evaluations and checkpoints, and with those before a resume."""
-
-    def __init__(self) -> None:
-        self.spent = 0.0
-        self._since: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.spent + (0.0 if self._since is None else time.perf_counter() - self._since)
-
-    def start(self) -> None:
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        self.spent, self._since = self.seconds, None
+        return bubbles, tuple(int(figures[3]) for figures in self._figures)

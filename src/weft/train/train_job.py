@@ -1,0 +1,174 @@
+"""Trains a job on one rank: builds its pipeline, lets display, metrics and folder subscribe, runs the loop."""
+
+from __future__ import annotations
+
+import math
+import resource
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.errors import WeftError
+from weft.output import write_text
+from weft.train.config import to_toml
+from weft.train.data import Prefetch
+from weft.train.job import Job, resolved
+from weft.train.optimizers import rate_factor
+from weft.train.run import Display, Ended, Folder, FolderWriter, Loop, LoopOptions, Metrics
+from weft.train.sampling import generate_text
+from weft.train.setup import collectives_of, long_deadline, net_of, open_rank_data, pipeline_of, title_of
+from weft.train.signals import stop_on_signals
+
+FIXED = ("batch", "lr", "momentum", "betas", "weight_decay")  # belong to the optimizer's state, or count samples
+
+
+def train_job(job: Job, folder: str, checkpoint: str | None, restarts: int, show: str) -> dict[str, Any]:
+    """Train a job from the beginning or from a checkpoint; the summary, on every rank."""
+    with stop_on_signals() as stop:
+        run = JobRun(job, Folder(folder), resumed=checkpoint is not None, stop=stop)
+        return run.train(checkpoint, restarts=restarts, show=show)
+
+
+class JobRun:
+    """A run of a job on one rank."""
+
+    def __init__(self, job: Job, folder: Folder, *, resumed: bool, stop: threading.Event) -> None:
+        self.job, self.folder = job, folder
+        self.collectives = collectives_of(job)
+        self.data = open_rank_data(job, self.collectives)
+        self.net = net_of(job, self.data.spec, resumed=resumed)
+        self.pipe = pipeline_of(job, self.net, self.data.spec, updates=self.data.updates)
+        self.title = title_of(job, self.pipe.schedule)
+        self.loop = Loop(
+            self.pipe,
+            self._options(),
+            evaluate=self._evaluate if self.data.validation else None,
+            learning_rate=lambda update: job.train.lr * rate_factor(job.train, update, self.data.updates),
+            checkpoint_path=self._checkpoint_path,
+            collectives=self.collectives,
+            stop=stop,
+        )
+
+    def train(self, checkpoint: str | None, *, restarts: int, show: str) -> dict[str, Any]:
+        """Run the loop to its end; the summary."""
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        start, deadline = self.loop.state.update, self.job.schedule.deadline
+        with ExitStack() as stack:
+            metrics = stack.enter_context(self._begin(checkpoint)) if self.collectives.first else None
+            batches = Prefetch(self.data.batch, start=start, stop=self.data.updates, deadline=deadline)
+            stack.enter_context(batches)
+            if metrics is not None:
+                display = stack.enter_context(Display(self.loop.progress, title=self.title, show=show))
+                for note in self.net.notes:
+                    display.say(note)
+                writer = FolderWriter(self.folder, keep=self.job.checkpoint.keep)
+                self.loop.subscribers = [metrics, writer, display]
+            return self._finish(self.loop.run(batches), restarts)
+
+    def _options(self) -> LoopOptions:
+        job = self.job
+        return LoopOptions(
+            updates=self.data.updates,
+            batch=job.train.batch,
+            log_every=job.log.every,
+            evaluate_every=job.evaluate.every,
+            save_every=job.checkpoint.every,
+            metric=job.evaluate.metric,
+            patience=job.evaluate.patience,
+            timeline=job.log.timeline,
+            telemetry=bool(job.log.telemetry),
+            fixed={name: getattr(job.train, name) for name in FIXED},
+            publish_deadline=long_deadline(job),
+        )
+
+    def _resume(self, checkpoint: str) -> None:
+        saved = self.loop.resume(checkpoint)
+        for name, value in self.loop.state.fixed.items():
+            if saved.fixed[name] != value:
+                raise WeftError(
+                    f"train.{name} is part of the checkpoint ({checkpoint}: {saved.fixed[name]}, job: {value}) and "
+                    "can't be changed by a resumed run; leave it out"
+                )
+
+    def _begin(self, checkpoint: str | None) -> Metrics:
+        """Prepare the folder, now that the checkpoint is accepted."""
+        job, state = resolved(self.job), self.loop.state
+        if job.schedule.balance == "time":  # a measured partition is not a setting
+            job = replace(job, schedule=replace(job.schedule, layers=[]))
+        self.folder.begin(to_toml(job))
+        if checkpoint is not None:
+            best = state.evaluations.best
+            self.folder.rewind(Path(checkpoint), best=None if best is None else best["update"])
+        return Metrics(self.folder.path, update=state.update, tensorboard=self.job.log.tensorboard)
+
+    def _checkpoint_path(self, update: int) -> Path:
+        """A new path, chosen by the first rank."""
+        return self.folder.checkpoints / self._all_gather(self.folder.next(update).name, "name a checkpoint")[0]
+
+    def _evaluate(self) -> dict[str, float]:
+        metrics = self.pipe.evaluate(self.data.held_out(), metrics=self.net.metrics or {})
+        if self.data.spec.task == "language":
+            metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
+        return metrics
+
+    def _finish(self, ended: Ended, restarts: int) -> dict[str, Any]:
+        """Write the results; the summary."""
+        resident = self._all_gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "report their memory")
+        summary = self._summary(ended) | {"restarts": restarts, "ranks": _without_samples(ended)}
+        summary |= {"resident_bytes": resident}
+        if self.collectives.first:
+            self.folder.write_summary(summary)
+        if ended.outcome != "stopped" and (text := self._sample_text()):
+            write_text(self.folder.path / "sample.txt", text)
+        self.pipe.close()
+        return summary
+
+    def _summary(self, ended: Ended) -> dict[str, Any]:
+        evaluations, progress = self.loop.state.evaluations, ended.progress
+        replica = ended.report.ranks[: self.pipe.schedule.stages]
+        chunks = sorted((chunk for rank in replica for chunk in rank["chunks"]), key=lambda chunk: int(chunk["chunk"]))
+        return {
+            "how": ended.outcome,
+            "title": self.title,
+            "schedule": self.job.schedule.name,
+            "seed": self.job.train.seed,
+            "task": self.data.spec.task,
+            "metric": self.job.evaluate.metric,
+            "updates": self.data.updates,
+            **progress.place,
+            "samples_per_second": progress.samples / max(1e-9, progress.seconds),
+            "final": evaluations.last,
+            "best": evaluations.best,
+            "entropy": self.data.entropy,
+            "weight_bytes": sum(rank["bytes"]["weights"] for rank in replica),
+            "delay": [chunk["delay"] for chunk in chunks],
+            "layers": list(self.pipe.balance),
+            "skipped": self.pipe.flush().skipped,
+        }
+
+    def _sample_text(self) -> str:
+        """Text that a language model generates, on ranks that know its tokens."""
+        log, spec = self.job.log, self.data.spec
+        if spec.task != "language" or not log.sample:
+            return ""
+        tokens = None if self.data.data is None else self.data.data.tokens
+        prompts = self._all_gather(None if tokens is None else tokens.encode(log.prompt), "encode the prompt")
+        prompt: list[int] | None = next((prompt for prompt in prompts if prompt is not None), None)
+        if prompt is None:  # synthetic tokens stand for no text
+            return ""
+        generated = generate_text(self.pipe, prompt, tokens=log.sample, context=spec.context, seed=self.job.train.seed)
+        return "" if tokens is None else tokens.decode(generated)
+
+    def _all_gather(self, data: Any, purpose: str) -> list[Any]:
+        return self.collectives.all_gather(data, purpose=purpose, deadline=long_deadline(self.job))
+
+
+def _without_samples(ended: Ended) -> list[dict[str, Any]]:
+    """The figures of all ranks, without the samples of staleness, which are in the metrics."""
+    return [
+        rank | {"chunks": [{name: chunk[name] for name in chunk if name != "samples"} for chunk in rank["chunks"]]}
+        for rank in ended.report.ranks
+    ]

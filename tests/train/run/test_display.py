@@ -1,0 +1,51 @@
+"""What a run shows, with and without a terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from weft.train.run import Display, Evaluated, Progress, Stepped
+
+PROGRESS = Progress(
+    updates=100,
+    update=40,
+    seconds=9.0,
+    loss=2.5,
+    samples_per_second=120.0,
+    seconds_left=65.0,
+    bubbles=(0.1, 0.3),
+    memory=(2**20, 2**21),
+)
+
+
+def test_plain_lines_show_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(Progress(updates=100), title="gpt: wpipe") as display:
+        display(Stepped(progress=PROGRESS))
+        display(Stepped(progress=PROGRESS))  # too soon for another line
+        display(Evaluated(progress=PROGRESS, metrics={"loss": 2.6}, best=True))
+    out = capsys.readouterr().out.splitlines()
+    line = "update 40/100  loss 2.500  120 samples/s  bubble 20.0%  memory a rank 2.0 MiB  left 1:05"
+    assert out == ["gpt: wpipe", line, "update 40: held out: loss 2.6, the best so far", line]
+
+
+def test_a_terminal_shows_every_rank() -> None:
+    """The last frame, in a terminal of 100 columns."""
+    screen = io.StringIO()
+    display = Display(Progress(updates=100), title="gpt: wpipe")
+    display._console = Console(file=screen, force_terminal=True, width=100, color_system=None)
+    with display:
+        display(Stepped(progress=PROGRESS))
+    shown = screen.getvalue()
+    for text in ("gpt: wpipe", "40/100", "2.5000", "120", "1:05", "20.0%", "10.0%", "30.0%", "1.0 MiB", "2.0 MiB"):
+        assert text in shown
+    assert shown.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_none_and_aside(capsys: pytest.CaptureFixture[str]) -> None:
+    for show in ("none", "aside"):
+        with Display(PROGRESS, title="gpt: wpipe", show=show) as display:
+            display(Stepped(progress=PROGRESS))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("gpt: wpipe") == 1

@@ -1,0 +1,135 @@
+"""The loop without a job: any pipeline, any batches, and events for whoever subscribes."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import weft
+from weft.runtime.comm import Collectives
+from weft.train.run import Batch, Ended, Evaluated, Event, Loop, LoopOptions, Saved, StalenessSampled, Stepped
+
+UPDATES, ROWS = 12, 8
+
+
+class Batches:
+    """Random mini-batches, by their number."""
+
+    waited = 0.25
+
+    def __init__(self, on_take: Any = None) -> None:
+        self._on_take = on_take
+
+    def take(self, update: int, /) -> Batch:
+        if self._on_take is not None:
+            self._on_take(update)
+        made = torch.Generator().manual_seed(update)
+        return Batch(
+            inputs=torch.randn(ROWS, 4, generator=made), targets=torch.randn(ROWS, 2, generator=made), checksum=update
+        )
+
+
+class Run:
+    """A loop over a small pipeline, and the events that it has emitted."""
+
+    def __init__(self, folder: Path, *, stop: threading.Event | None = None, **options: Any) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.pipe = weft.Pipeline(
+            model,
+            loss_fn=nn.functional.mse_loss,
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+            schedule=weft.schedule("2bw", stages=2, microbatches=2),
+            telemetry=4 if options.get("telemetry") else None,
+        )
+        self.losses = iter([3.0, 2.0, 2.5, 2.5])
+        sizes = {"updates": UPDATES, "batch": ROWS, "log_every": 2, "evaluate_every": 4, "save_every": 6}
+        self.loop = Loop(
+            self.pipe,
+            LoopOptions(**sizes | options),
+            evaluate=lambda: {"loss": next(self.losses)},
+            learning_rate=lambda update: 0.01 * update,
+            checkpoint_path=lambda update: folder / f"update-{update}",
+            collectives=Collectives(deadline=10.0),
+            stop=stop or threading.Event(),
+        )
+        self.events: list[Event] = []
+        self.loop.subscribers.append(self.events.append)
+
+    def of(self, kind: Any) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.pipe.state_dict().items()}
+
+
+def test_events_tell_a_subscriber_all(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    ended = run.loop.run(Batches())
+    assert [event.progress.update for event in run.of(Stepped)][-1] == UPDATES
+    assert [event.progress.update for event in run.of(Evaluated)] == [4, 8, 12]
+    assert [event.best for event in run.of(Evaluated)] == [True, True, False]
+    assert [(event.path.name, event.best) for event in run.of(Saved)] == [
+        ("update-4", True),
+        ("update-6", False),
+        ("update-8", True),
+        ("update-12", False),
+    ]
+    assert all(event.path.is_dir() for event in run.of(Saved))
+    assert run.events[-1] is ended
+    last = run.of(Stepped)[-1].progress
+    assert (last.samples, last.waited_for_data, last.lr) == (UPDATES * ROWS, 0.25, 0.01 * (UPDATES - 1))
+    assert ended.outcome == "finished"
+    assert ended.timeline is not None
+    assert [type(event) for event in run.events[-4:]] == [Stepped, Evaluated, Saved, Ended]
+
+
+def test_a_resumed_loop_is_identical_to_an_uninterrupted_one(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.loop.run(Batches())
+    resumed = Run(tmp_path / "resumed")
+    next(resumed.losses)
+    state = resumed.loop.resume(str(tmp_path / "update-6"))
+    assert (state.update, state.evaluations.best) == (6, run.of(Evaluated)[0].progress.place | {"value": 3.0})
+    resumed.loop.run(Batches())
+    before, after = run.weights(), resumed.weights()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [event.progress.update for event in resumed.of(Evaluated)] == [8, 12]
+    for run_of_events in (run, resumed):
+        assert run_of_events.of(Stepped)[-1].progress.loss == run.of(Stepped)[-1].progress.loss
+
+
+def test_a_request_to_stop_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    stop = threading.Event()
+    run = Run(tmp_path, stop=stop, evaluate_every=0, save_every=0)
+    ended = run.loop.run(Batches(on_take=lambda update: stop.set() if update == 2 else None))
+    assert ended.outcome == "stopped"
+    assert 3 <= ended.progress.update < UPDATES
+    (saved,) = run.of(Saved)
+    assert saved.path.name == f"update-{ended.progress.update}"
+    assert run.of(Evaluated) == []
+
+
+def test_patience_ends_a_run(tmp_path: Path) -> None:
+    run = Run(tmp_path, evaluate_every=2, patience=1)
+    ended = run.loop.run(Batches())
+    assert (ended.outcome, ended.progress.update) == ("stopped early", 6)
+    assert run.of(Saved)[-1].path.name == "update-6"
+
+
+def test_staleness_is_reported_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, telemetry=True)
+    run.loop.run(Batches())
+    samples = [sample for event in run.of(StalenessSampled) for sample in event.samples]
+    assert [sample["update"] for sample in samples if sample["chunk"] == 0] == [1, 5, 9]
+
+
+def test_the_room_imports_neither_jobs_nor_torch() -> None:
+    """Jobs build on it, not the other way round; and reading a run's folder must not take seconds."""
+    code = "import sys, weft.train.run; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert not {"torch", "weft.train.job", "weft.train.data", "weft.train.models"} & set(done.stdout.split())
