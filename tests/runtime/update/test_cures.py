@@ -1,7 +1,7 @@
-"""The law of each cure: pipelines with it and a plain oracle with its formula come to the same weights.
+"""The law of each cure: a pipeline with it and a plain oracle with its formula reach the same weights.
 
-To the bit: the oracle of `oracle.py`, with hooks around its updates that share no code with the runtime. NAdamW is
-written by hand in another order of operations, so compared in float64, to 1e-7: torch keeps ∏γ in float32.
+Bit-identical to the oracle of `oracle.py`, whose hooks around its updates share no code with the runtime. NAdamW is
+written by hand with another order of operations, so it is compared in float64, to 1e-7: torch keeps ∏γ in float32.
 """
 
 import copy
@@ -18,7 +18,7 @@ from tests.helpers.oracle import Delay, Oracle, delays
 from torch import Tensor, nn
 
 import weft
-from weft.runtime.comm.transport import InProcessTransport
+from weft.runtime.comm import Collectives
 from weft.runtime.update.rules import RULES, UpdatedParameter
 
 MARE, GAPS = weft.cures.PipeMare(anneal=8), weft.cures.GapAware(decay=0.9)
@@ -95,13 +95,13 @@ class Cured(Oracle):
         super().__init__(
             build(case.model),
             loss_fn=loss_fn,
-            optimizer=lambda params: OPTIMIZERS[case.optimizer](cast(Any, [{"params": [one]} for one in params])),
+            optimizer=lambda params: OPTIMIZERS[case.optimizer](cast(Any, [{"params": [param]} for param in params])),
             microbatches=m * replicas,
             balance=case.balance,
             delay=lambda k, j: own(k, j % m) * (case.later or 1),
             lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         )
-        self.cure, self.updates = cure, 0  # made since the start, flushes or not
+        self.cure, self.updates = cure, 0  # since the start, across flushes
         self.optimizer.register_step_pre_hook(lambda *_: self.before())
         self.optimizer.register_step_post_hook(lambda *_: self.after())
 
@@ -138,19 +138,19 @@ class WithGapAware(Cured):
     def before(self) -> None:
         t = len(self.versions) - 1
         if not self.updates:
-            self.squares = [torch.zeros_like(one) for one in self.holders]
+            self.squares = [torch.zeros_like(parameter) for parameter in self.holders]
             self.largest = 0.0
         self.largest = max(self.largest, self.optimizer.param_groups[0]["lr"])
-        self.met = [one.detach().clone() for one in self.holders]
-        for i, (one, chunks) in enumerate(self.holders.items() if self.updates else ()):
+        self.met = [parameter.detach().clone() for parameter in self.holders]
+        for i, (parameter, chunks) in enumerate(self.holders.items() if self.updates else ()):
             read = self.versions[max(0, t - max(self.delay(k, 0) for k in chunks))][i]
             usual = (self.squares[i] / (1 - self.cure.decay**self.updates)).sqrt() + self.cure.eps
-            assert one.grad is not None
-            one.grad = one.grad / (1 + (self.met[i] - read).abs() / (self.largest * usual))
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad / (1 + (self.met[i] - read).abs() / (self.largest * usual))
 
     def after(self) -> None:
-        for i, (one, met) in enumerate(zip(self.holders, self.met, strict=True)):
-            step = (one.detach() - met) / self.optimizer.param_groups[0]["lr"]
+        for i, (parameter, met) in enumerate(zip(self.holders, self.met, strict=True)):
+            step = (parameter.detach() - met) / self.optimizer.param_groups[0]["lr"]
             self.squares[i] = self.cure.decay * self.squares[i] + (1 - self.cure.decay) * step**2
 
 
@@ -164,7 +164,7 @@ ANY = [Case(method=method, stages=p, microbatches=p) for method in ("pipedream",
 
 
 def variants(case: Case) -> list[Case]:
-    """Other models (tied weights, layers without any), optimizers, a learning rate that changes, and interruptions."""
+    """Other models (tied weights, layers without weights), optimizers, changing learning rates, and interruptions."""
     changes: list[dict[str, Any]] = [{"model": "transformer"}, {"model": "conv", "optimizer": "adamw"}]
     changes += [{"optimizer": "sgd", "lr_scheduler": "halved"}, {"flush": 5}, {"bad": 4}, {"optimizer": "fused"}]
     return [replace(case, **change) for change in changes]
@@ -174,8 +174,8 @@ def check(case: Case, oracle: type[Cured], cure: Any, other: Any) -> None:
     options = {"nan": "skip"} if case.bad >= 0 else {}
     ran = train(case, cure, **options)
     assert distance(ran, oracle(case, cure).run(case)) == 0
-    assert distance(ran, train(case, **options)) > 1e-4  # the cure is seen
-    assert distance(ran, oracle(case, other).run(case)) > 1e-4  # and so are its settings
+    assert distance(ran, train(case, **options)) > 1e-4  # the cure has an effect
+    assert distance(ran, oracle(case, other).run(case)) > 1e-4  # and so do its settings
 
 
 @pytest.mark.parametrize("case", [*LATE, *variants(LATE[0])], ids=str)
@@ -195,7 +195,7 @@ def test_recompute_and_replicas(oracle: type[Cured], cure: Any, case: Case) -> N
     assert distance(train(case, cure, replicas=2), oracle(case, cure, replicas=2).run(case)) < 1e-5
 
 
-def test_pipemare_by_hand_and_the_rate_that_a_scheduler_sees() -> None:
+def test_pipemare_by_hand_does_not_change_the_rate_of_the_scheduler() -> None:
     """At a delay of 2: steps of lr/2, lr/√2, lr, lr, while the scheduler halves its own rate after two of them."""
     layers = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(3)))
     layers.load_state_dict({f"{k}.weight": torch.ones(1, 1) for k in range(3)})
@@ -214,34 +214,34 @@ def test_pipemare_by_hand_and_the_rate_that_a_scheduler_sees() -> None:
 
 
 class Unit(torch.optim.Optimizer):
-    """Steps of the length of the learning rate, whatever the gradient."""
+    """Subtracts the learning rate, whatever the gradient."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            for one in group["params"]:
-                one -= group["lr"]
+            for parameter in group["params"]:
+                parameter -= group["lr"]
 
 
 def test_gap_aware_counts_its_copies() -> None:
-    """The usual steps, and what two mini-batches on their way have read; of late chunks only."""
+    """The usual steps, and the weights that two mini-batches in flight have read; for chunks with a delay only."""
     with_it, without = pipeline(ANY[4], GAPS), pipeline(ANY[4])  # wpipe of two stages
     for pipe in (with_it, without):
         for batch in batches("mlp", 4):
             pipe.step(*batch)
     peaks = [[rank["peak_bytes"]["buffers"] for rank in pipe.report().ranks] for pipe in (with_it, without)]
     held = [with_it._assembly.chunks[0, chunk].chunk.sets[0] for chunk in range(4)]
-    assert [one.buffer_bytes > 0 for one in held] == [True, True, False, False]
+    assert [parameter_set.buffer_bytes > 0 for parameter_set in held] == [True, True, False, False]
     assert [(peaks[0][rank] - peaks[1][rank]) / held[rank].versions.nbytes for rank in (0, 1)] == [3, 3]
 
 
 @pytest.mark.parametrize("method", ["xpipe", "spectrain", "pipeoptim"])
-def test_gap_aware_beside_prediction(method: str) -> None:
-    """The gap is to what was read, so to predicted weights."""
+def test_gap_aware_with_prediction(method: str) -> None:
+    """The gap is to the weights that were read: here, the predicted weights."""
     case = Case(method="pipedream", stages=4, microbatches=2 if method == "xpipe" else 1)
-    nadamw = partial(weft.cures.NAdamW, lr=0.01)  # has a rule of its own
+    nadamw = partial(weft.cures.NAdamW, lr=0.01)  # has a linear rule
     ran = [train(case, cure, schedule=method, optimizer=nadamw) for cure in (GAPS, None)]
-    assert all(one.isfinite().all() for one in ran[0].state.values())
+    assert all(weight.isfinite().all() for weight in ran[0].state.values())
     assert distance(*ran) > 1e-4
 
 
@@ -261,13 +261,13 @@ class ByHand(torch.optim.Optimizer):
         self.t += 1
         gamma = [self.beta1 * (1 - 0.5 * 0.96 ** (0.004 * t)) for t in range(1, self.t + 2)]
         for group in self.param_groups:
-            for one in (one for one in group["params"] if one.grad is not None):
-                self.mean[one] = self.beta1 * self.mean.get(one, 0) + (1 - self.beta1) * one.grad
-                self.square[one] = 0.999 * self.square.get(one, 0) + 0.001 * one.grad**2
-                ahead = gamma[-1] * self.mean[one] / (1 - math.prod(gamma))
-                own = one.grad / (1 - math.prod(gamma[:-1])) * (1 - gamma[-2] if self.discount else 1)
-                root = (self.square[one] / (1 - 0.999**self.t)).sqrt() + 1e-8
-                one -= group["lr"] * (self.decay * one + (ahead + own) / root)
+            for parameter in (parameter for parameter in group["params"] if parameter.grad is not None):
+                self.mean[parameter] = self.beta1 * self.mean.get(parameter, 0) + (1 - self.beta1) * parameter.grad
+                self.square[parameter] = 0.999 * self.square.get(parameter, 0) + 0.001 * parameter.grad**2
+                ahead = gamma[-1] * self.mean[parameter] / (1 - math.prod(gamma))
+                own = parameter.grad / (1 - math.prod(gamma[:-1])) * (1 - gamma[-2] if self.discount else 1)
+                root = (self.square[parameter] / (1 - 0.999**self.t)).sqrt() + 1e-8
+                parameter -= group["lr"] * (self.decay * parameter + (ahead + own) / root)
 
 
 @pytest.mark.parametrize("case", ANY, ids=str)
@@ -319,7 +319,7 @@ def test_nadamw_by_hand() -> None:
     assert rule.item() == pytest.approx(expected / (math.sqrt(v / (1 - 0.999**2)) + 1e-8), rel=1e-6)
 
 
-def test_nadamw_goes_on_from_its_state() -> None:
+def test_nadamw_resumes_from_its_state() -> None:
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> float:
         generator = torch.Generator().manual_seed(3)
         for _ in range(count):
@@ -330,18 +330,18 @@ def test_nadamw_goes_on_from_its_state() -> None:
             optimizer.step()
         return loss.item()
 
-    one, other = nn.Linear(4, 1), nn.Linear(4, 1)
-    first = weft.cures.NAdamW(one.parameters(), lr=0.01)
-    start = steps(one, first, 1)
-    assert steps(one, first, 200) < start / 10
-    second = weft.cures.NAdamW(other.parameters(), lr=1.0, betas=(0.5, 0.5))
+    trained, resumed = nn.Linear(4, 1), nn.Linear(4, 1)
+    first = weft.cures.NAdamW(trained.parameters(), lr=0.01)
+    start = steps(trained, first, 1)
+    assert steps(trained, first, 200) < start / 10
+    second = weft.cures.NAdamW(resumed.parameters(), lr=1.0, betas=(0.5, 0.5))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    other.load_state_dict(one.state_dict())
-    assert steps(one, first, 5) == steps(other, second, 5)
-    assert torch.equal(one.weight, other.weight)
+    resumed.load_state_dict(trained.state_dict())
+    assert steps(trained, first, 5) == steps(resumed, second, 5)
+    assert torch.equal(trained.weight, resumed.weight)
 
 
-# refusals
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_nadamw_goes_on_from_its_state() -> None:
         (weft.cures.GapAware, "2bw", r"cure is one of weft.cures"),
     ],
 )
-def test_what_is_no_cure(cure: Any, schedule: str, message: str) -> None:
+def test_a_cure_that_does_not_apply_is_refused(cure: Any, schedule: str, message: str) -> None:
     with pytest.raises(weft.WeftError, match=message):
         pipeline(ANY[1], cure, schedule=schedule)
 
@@ -369,7 +369,7 @@ def test_what_is_no_cure(cure: Any, schedule: str, message: str) -> None:
         (lambda: weft.cures.GapAware(eps=0.0), "eps is a number above 0"),
     ],
 )
-def test_settings_that_can_not_be(make: Callable[[], Any], message: str) -> None:
+def test_invalid_settings_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(weft.WeftError, match=message):
         make()
 
@@ -385,12 +385,14 @@ def test_sparse_gradients_and_optimizers_without_a_rate_are_refused() -> None:
 
 
 def test_ranks_agree_on_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if another rank had been given another one."""
+    """Simulates a second rank with another cure."""
 
-    def all_gather(self: InProcessTransport, mine: Any) -> list[Any]:
-        return [mine, mine | {"settings": mine["settings"] | {"cure": "Cure()"}}] if isinstance(mine, dict) else [mine]
+    def all_gather(self: Collectives, data: Any, **_: Any) -> list[Any]:
+        if not isinstance(data, dict):
+            return [data]
+        return [data, data | {"settings": data["settings"] | {"cure": "Cure()"}}]
 
-    monkeypatch.setattr(InProcessTransport, "all_gather", all_gather)
+    monkeypatch.setattr(Collectives, "all_gather", all_gather)
     with pytest.raises(
         weft.WeftError, match=r"all ranks need the same cure \(rank 0: GapAware\(decay=0.9, eps=1e-08\)"
     ):

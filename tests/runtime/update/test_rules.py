@@ -1,4 +1,4 @@
-"""Linear rules: the direction of each optimizer's last update, as the optimizer itself went it."""
+"""Linear rules give the direction of each optimizer's last update."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ LR = 0.05
 
 @pytest.fixture(autouse=True)
 def _registry() -> Iterator[None]:
-    """Rules that a test registers are gone after it."""
+    """Remove the rules that a test registered."""
     known = dict(RULES)
     yield
     RULES.clear()
@@ -27,7 +27,7 @@ def _registry() -> Iterator[None]:
 
 
 class Trained:
-    """Two matrices that an optimizer has updated some times with random gradients, and how they were before."""
+    """Two matrices after updates with random gradients, and their values before the last update."""
 
     def __init__(self, make: Callable[[list[Parameter]], Optimizer], updates: int = 8, **options: Any) -> None:
         made = torch.Generator().manual_seed(3)
@@ -37,25 +37,25 @@ class Trained:
         self.predictor = Predictor(self.optimizer, self.live, options=PredictionOptions(**options))
         self.gradients: list[list[Tensor]] = []  # of every update
         for _ in range(updates):
-            self.before = [one.detach().clone() for one in self.live]
-            for one in self.live:
-                one.grad = torch.randn(one.shape, generator=made, dtype=one.dtype)
-            self.gradients.append([one.grad.clone() for one in self.live if one.grad is not None])
+            self.before = [parameter.detach().clone() for parameter in self.live]
+            for parameter in self.live:
+                parameter.grad = torch.randn(parameter.shape, generator=made, dtype=parameter.dtype)
+            self.gradients.append([parameter.grad.clone() for parameter in self.live if parameter.grad is not None])
             with self.predictor.step():
                 self.optimizer.step()
-            for one in self.live:
-                one.grad = None
+            for parameter in self.live:
+                parameter.grad = None
 
     def predict(self, ahead: int) -> list[Tensor]:
-        into = [Parameter(torch.full_like(one, math.nan)) for one in self.live]
+        into = [Parameter(torch.full_like(parameter, math.nan)) for parameter in self.live]
         self.predictor.predict(into, ahead)
-        return [one.detach() for one in into]
+        return [parameter.detach() for parameter in into]
 
     def check(self, directions: list[Tensor]) -> None:
-        """Predictions are straight on in these directions."""
+        """Check that predictions continue straight in these directions."""
         for ahead in (1, 2, 5):
-            for found, one, direction in zip(self.predict(ahead), self.live, directions, strict=True):
-                torch.testing.assert_close(found, one.detach() - LR * ahead * direction, rtol=0, atol=1e-9)
+            for found, parameter, direction in zip(self.predict(ahead), self.live, directions, strict=True):
+                torch.testing.assert_close(found, parameter.detach() - LR * ahead * direction, rtol=0, atol=1e-9)
 
 
 def every_way(kind: Any, fused: bool = True, **options: Any) -> list[Any]:
@@ -79,7 +79,7 @@ STRAIGHT = [
     *every_way(AdamW, weight_decay=0.3, amsgrad=True, eps=0.1),
     *every_way(RAdam, fused=False, weight_decay=0.1),
     *every_way(RAdam, fused=False, weight_decay=0.1, decoupled_weight_decay=True, maximize=True, eps=0.1),
-    *every_way(RAdam, fused=False, betas=(0.9, 0.7)),  # too few gradients for ever
+    *every_way(RAdam, fused=False, betas=(0.9, 0.7)),  # never enough gradients to rectify
     *every_way(Adamax, fused=False, weight_decay=0.1, maximize=True),
     *every_way(Adagrad, initial_accumulator_value=0.1, maximize=True),
     *every_way(Adagrad, eps=0.1),
@@ -93,7 +93,7 @@ DECOUPLED = (AdamW, Muon)
 
 
 @pytest.mark.parametrize(("kind", "options"), STRAIGHT)
-def test_the_direction_is_the_one_that_the_optimizer_went_last(kind: Any, options: dict[str, Any]) -> None:
+def test_the_direction_is_that_of_the_last_update(kind: Any, options: dict[str, Any]) -> None:
     trained = Trained(lambda params: kind(params, lr=LR, **options))
     decoupled = kind in DECOUPLED or options.get("decoupled_weight_decay")
     decay = LR * trained.optimizer.param_groups[0]["weight_decay"] if decoupled else 0
@@ -109,19 +109,21 @@ def test_radam_starts_with_the_mean_alone() -> None:
 @pytest.mark.parametrize(
     ("kind", "options"), [*every_way(SGD, weight_decay=0.2), *every_way(SGD, weight_decay=0.2, maximize=True)]
 )
-def test_without_momentum_the_decay_is_that_of_the_newest_weights(kind: Any, options: dict[str, Any]) -> None:
+def test_without_momentum_weight_decay_uses_the_newest_weights(kind: Any, options: dict[str, Any]) -> None:
     trained = Trained(lambda params: kind(params, lr=LR, **options))
     sign = -1 if options.get("maximize") else 1
     last = zip(trained.gradients[-1], trained.live, strict=True)
-    trained.check([sign * gradient + 0.2 * one.detach() for gradient, one in last])
+    trained.check([sign * gradient + 0.2 * parameter.detach() for gradient, parameter in last])
 
 
 @pytest.mark.parametrize(("kind", "options"), every_way(SGD, momentum=0.9, nesterov=True, weight_decay=0.2))
 def test_nesterov_with_decay(kind: Any, options: dict[str, Any]) -> None:
     trained = Trained(lambda params: kind(params, lr=LR, **options))
     expected = []
-    for gradient, one in zip(trained.gradients[-1], trained.live, strict=True):
-        expected.append(gradient + 0.2 * one.detach() + 0.9 * trained.optimizer.state[one]["momentum_buffer"])
+    for gradient, parameter in zip(trained.gradients[-1], trained.live, strict=True):
+        expected.append(
+            gradient + 0.2 * parameter.detach() + 0.9 * trained.optimizer.state[parameter]["momentum_buffer"]
+        )
     trained.check(expected)
 
 
@@ -130,13 +132,13 @@ def test_rmsprop_and_adagrad_with_decay() -> None:
     adagrad = Trained(lambda params: Adagrad(params, lr=LR, eps=0.01, weight_decay=0.2))
     for trained, name in ((rmsprop, "square_avg"), (adagrad, "sum")):
         expected = []
-        for gradient, one in zip(trained.gradients[-1], trained.live, strict=True):
-            root = trained.optimizer.state[one][name].sqrt() + 0.01
-            expected.append((gradient + 0.2 * one.detach()) / root)
+        for gradient, parameter in zip(trained.gradients[-1], trained.live, strict=True):
+            root = trained.optimizer.state[parameter][name].sqrt() + 0.01
+            expected.append((gradient + 0.2 * parameter.detach()) / root)
         trained.check(expected)
 
 
-def test_adagrad_goes_at_the_rate_that_its_decay_gives_the_next_update() -> None:
+def test_adagrad_predicts_at_the_decayed_rate_of_the_next_update() -> None:
     trained = Trained(lambda params: Adagrad(params, lr=LR, lr_decay=0.5), updates=8)
     for bias in ("adam", "printed"):
         trained.predictor.options = PredictionOptions(bias=bias)
@@ -146,10 +148,10 @@ def test_adagrad_goes_at_the_rate_that_its_decay_gives_the_next_update() -> None
 
 
 def moments(gradients: list[Tensor], beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
-    """The running means of gradients and of their squares, from their weights in the sum."""
+    """The running means of the gradients and their squares, as explicit weighted sums."""
     count = len(gradients)
-    mean = sum((1 - beta1) * beta1 ** (count - 1 - t) * one for t, one in enumerate(gradients))
-    square = sum((1 - beta2) * beta2 ** (count - 1 - t) * one**2 for t, one in enumerate(gradients))
+    mean = sum((1 - beta1) * beta1 ** (count - 1 - t) * gradient for t, gradient in enumerate(gradients))
+    square = sum((1 - beta2) * beta2 ** (count - 1 - t) * gradient**2 for t, gradient in enumerate(gradients))
     assert isinstance(mean, Tensor)
     assert isinstance(square, Tensor)
     return mean, square
@@ -171,27 +173,27 @@ def test_adam_by_its_formula(kind: Any, bias: str, updates: int) -> None:
 
 def test_printed_corrections_of_adamax() -> None:
     trained = Trained(lambda params: Adamax(params, lr=LR, betas=(0.8, 0.95)), bias="printed")
-    states = [trained.optimizer.state[one] for one in trained.live]
+    states = [trained.optimizer.state[parameter] for parameter in trained.live]
     trained.check([state["exp_avg"] / (1 - 0.8) / state["exp_inf"] for state in states])
 
 
 @pytest.mark.parametrize("extrapolation", ["linear", "decayed"])
 def test_complex_weights(extrapolation: str) -> None:
-    """The two parts of a number are two numbers to an optimizer, so they are to a prediction."""
+    """Optimizers and predictions both treat a complex number as two real numbers."""
     for kind in (Adam, RMSprop, SGD):
         runs = []
         for parts in (False, True):
             torch.manual_seed(0)
             start = torch.randn(3, 2, dtype=torch.complex64)
-            one = Parameter(torch.view_as_real(start) if parts else start)
-            optimizer = kind([one], lr=LR)
-            predictor = Predictor(optimizer, [one], options=PredictionOptions(extrapolation=extrapolation))
+            parameter = Parameter(torch.view_as_real(start) if parts else start)
+            optimizer = kind([parameter], lr=LR)
+            predictor = Predictor(optimizer, [parameter], options=PredictionOptions(extrapolation=extrapolation))
             for t in range(3):
                 gradient = start * (t + 1)
-                one.grad = torch.view_as_real(gradient) if parts else gradient
+                parameter.grad = torch.view_as_real(gradient) if parts else gradient
                 with predictor.step():
                     optimizer.step()
-            into = Parameter(torch.empty_like(one))
+            into = Parameter(torch.empty_like(parameter))
             predictor.predict([into], 2)
             runs.append(into.detach() if parts else torch.view_as_real(into.detach()))
         torch.testing.assert_close(runs[0], runs[1])
@@ -201,16 +203,18 @@ def test_complex_weights(extrapolation: str) -> None:
 
 
 class Own(Adam):
-    """May compute anything."""
+    """A user's optimizer: weft knows no rule for it."""
 
 
 def test_an_optimizer_without_a_rule_is_refused() -> None:
     with pytest.raises(weft.WeftError) as caught:
         Trained(lambda params: Own(params, lr=LR))
-    told = str(caught.value)
-    assert told.startswith("Own has no linear rule of prediction (those that have one: Adagrad, Adam, AdamW, Adamax, ")
-    assert '"extrapolation": "decayed"' in told
-    assert "@weft.linear_rule(Own)" in told
+    message = str(caught.value)
+    assert message.startswith(
+        "Own has no linear rule of prediction (those that have one: Adagrad, Adam, AdamW, Adamax, "
+    )
+    assert '"extrapolation": "decayed"' in message
+    assert "@weft.linear_rule(Own)" in message
     Trained(lambda params: Own(params, lr=LR), extrapolation="decayed").predict(2)
 
 
@@ -221,7 +225,7 @@ def test_a_user_registers_a_rule_in_a_few_lines() -> None:
         return mean / parameter.correction(0.9)
 
     trained = Trained(lambda params: Own(params, lr=LR))
-    trained.check([trained.optimizer.state[one]["exp_avg"] / (1 - 0.9**8) for one in trained.live])
+    trained.check([trained.optimizer.state[parameter]["exp_avg"] / (1 - 0.9**8) for parameter in trained.live])
     assert trained.predictor.nbytes == 0
 
     @weft.linear_rule(Own, gradient=True)
@@ -231,7 +235,7 @@ def test_a_user_registers_a_rule_in_a_few_lines() -> None:
 
     trained = Trained(lambda params: Own(params, lr=LR, maximize=True))
     trained.check([-gradient for gradient in trained.gradients[-1]])
-    assert trained.predictor.nbytes == sum(one.nbytes for one in trained.live)
+    assert trained.predictor.nbytes == sum(parameter.nbytes for parameter in trained.live)
 
 
 @pytest.mark.parametrize("kinds", [(), (Own, "Adam"), (lambda given: given.gradient,)])
