@@ -1,7 +1,7 @@
-"""GroupSums over members that may live in other processes, and what is made of them: means, ties, norms.
+"""GroupSums over members that may live in other processes, and their uses: means, ties, norms.
 
-Processes are played by threads here: a `Meeting` adds up what each of them brings, as an all-reduce does, and can
-be made to fail. With real processes, `test_law_real_ranks.py` and `test_process_transport.py` run the same lines.
+Threads stand in for processes here: a `Meeting` sums their tensors, as an all-reduce does, and can be made to fail.
+`test_law_real_ranks.py` and `test_process_transport.py` run the same code with real processes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from weft.errors import WeftError
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
 from weft.runtime.weights.gradient_sync import Average, Clip, GradientSync, PendingUpdate, Stage, Tie
 
-LONG = 60.0  # seconds, for what has to come
+LONG = 60.0  # seconds, the timeout of waits that must succeed
 A, B, C = (0, 0, 0), (0, 1, 0), (0, 2, 0)
 
 
 class Meeting:
-    """An all-reduce between threads; who comes first waits. Counts what it was asked for."""
+    """An all-reduce between threads, which records its calls; the first to arrive waits."""
 
     def __init__(self, parties: int) -> None:
         self.calls: list[tuple[torch.dtype, int]] = []
@@ -58,22 +58,22 @@ def result(future: Future[Parts]) -> Parts:
     return future.result(LONG)
 
 
-# GroupSums of one process
+# GroupSums in one process
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_parts_are_added_in_the_order_of_the_members(order: tuple[int, ...]) -> None:
-    """Whoever comes first; else the sum would depend on the order of work, and holders of one weight could differ."""
+    """Whatever the order of arrival: otherwise holders of the same weight could get different sums."""
     parts = [torch.tensor([1e8]), torch.tensor([3.0]), torch.tensor([-1e8])]
     members_of_all = group(A, B, C)
     sums = GroupSums({A, B, C}, {})
-    futures = [sums.add(members_of_all, 0, (A, B, C)[one], [parts[one]]) for one in order]
+    futures = [sums.add(members_of_all, 0, (A, B, C)[index], [parts[index]]) for index in order]
     for future in futures:
         assert torch.equal(result(future)[0], parts[0] + parts[1] + parts[2])
     assert not torch.equal(parts[0] + parts[1] + parts[2], parts[0] + parts[2] + parts[1])
 
 
-def test_nobody_gets_a_sum_before_the_last_part_is_there() -> None:
+def test_a_sum_is_done_only_after_the_last_part() -> None:
     sums = GroupSums({A, B, C}, {})
     futures = [sums.add(group(A, B, C), 0, member, [torch.ones(2)]) for member in (C, A)]
     assert not any(future.done() for future in futures)
@@ -81,8 +81,8 @@ def test_nobody_gets_a_sum_before_the_last_part_is_there() -> None:
     assert all(future.done() for future in futures)
 
 
-def test_every_member_has_tensors_of_its_own() -> None:
-    """Each makes its own step, and an optimizer may write to gradients."""
+def test_every_member_gets_separate_tensors() -> None:
+    """Each member makes its own update, and an optimizer may write to gradients."""
     sums = GroupSums({A, B, C}, {})
     parts = [[torch.ones(2), torch.ones(3, 2)] for _ in range(3)]
     futures = [sums.add(group(A, B, C), 0, member, part) for member, part in zip((A, B, C), parts, strict=True)]
@@ -95,20 +95,20 @@ def test_every_member_has_tensors_of_its_own() -> None:
 def test_mini_batches_and_groups_do_not_mix() -> None:
     """A fast member may be a mini-batch ahead, and a member may be in several groups."""
     sums = GroupSums({A, B, C}, {})
-    one, other = group(A, B, name="one"), group(B, C, name="other")
+    left, right = group(A, B, name="left"), group(B, C, name="right")
     futures = {}
-    for batch, (which, member) in itertools.product(range(3), ((one, A), (other, C))):
-        futures[which.name, batch, member] = sums.add(which, batch, member, [torch.tensor(10.0**batch)])
-    for batch, which in itertools.product((2, 0, 1), (other, one)):
-        futures[which.name, batch, B] = sums.add(which, batch, B, [torch.tensor(3 * 10.0**batch)])
+    for batch, (pair, member) in itertools.product(range(3), ((left, A), (right, C))):
+        futures[pair.name, batch, member] = sums.add(pair, batch, member, [torch.tensor(10.0**batch)])
+    for batch, pair in itertools.product((2, 0, 1), (right, left)):
+        futures[pair.name, batch, B] = sums.add(pair, batch, B, [torch.tensor(3 * 10.0**batch)])
     for (_, batch, _), future in futures.items():
         assert result(future)[0].item() == 4 * 10**batch
-    assert not sums._parts  # nothing is left
+    assert not sums._parts  # no leftovers
     assert not sums._futures
 
 
-def test_a_sum_of_nothing() -> None:
-    """A chunk without gradients of its own still takes part."""
+def test_a_sum_without_tensors() -> None:
+    """A chunk without gradients still takes part."""
     sums = GroupSums({A, B}, {})
     futures = [sums.add(group(A, B), 0, member, []) for member in (A, B)]
     assert [result(future) for future in futures] == [[], []]
@@ -118,12 +118,12 @@ def test_a_sum_of_nothing() -> None:
 
 
 def processes(meetings: dict[str, Meeting], *local: set[Member]) -> list[GroupSums]:
-    """One object for each process, as each has it."""
+    """The `GroupSums` of each process."""
     return [GroupSums(members, {name: meeting.all_reduce for name, meeting in meetings.items()}) for members in local]
 
 
-def test_processes_add_up_what_their_members_have_added() -> None:
-    """One all-reduce for each dtype, whatever the number and the shapes of tensors."""
+def test_processes_sum_the_parts_of_all_members() -> None:
+    """One all-reduce per dtype, whatever the number and shapes of the tensors."""
     meeting = Meeting(2)
     first, second = processes({"all": meeting}, {A, B}, {C})
     members_of_all = group(A, B, C)
@@ -150,19 +150,19 @@ def test_processes_add_up_what_their_members_have_added() -> None:
     assert len({tensor.data_ptr() for future in futures for tensor in result(future)[:3]}) == 9
 
 
-def test_groups_come_in_any_order_without_waiting_for_each_other() -> None:
-    """The first process has one group's part first, the second the other's: with one lane both would wait for ever."""
-    meetings = {"one": Meeting(2), "other": Meeting(2)}
+def test_groups_do_not_wait_for_each_other() -> None:
+    """The processes start the two groups in opposite orders: with one all-reduce thread this would deadlock."""
+    meetings = {"left": Meeting(2), "right": Meeting(2)}
     first, second = processes(meetings, {A}, {B})
-    one, other = group(A, B, name="one"), group(A, B, name="other")
-    futures = [first.add(one, 0, A, [torch.ones(1)]), second.add(other, 0, B, [torch.ones(1)])]
-    futures += [first.add(other, 0, A, [torch.ones(1)]), second.add(one, 0, B, [torch.ones(1)])]
+    left, right = group(A, B, name="left"), group(A, B, name="right")
+    futures = [first.add(left, 0, A, [torch.ones(1)]), second.add(right, 0, B, [torch.ones(1)])]
+    futures += [first.add(right, 0, A, [torch.ones(1)]), second.add(left, 0, B, [torch.ones(1)])]
     assert wait_for(futures, LONG).not_done == set()
     assert [result(future)[0].item() for future in futures] == [2.0] * 4
 
 
 def test_sums_of_one_group_keep_their_order() -> None:
-    """Processes meet in the order in which they ask, so each has to ask in the order of mini-batches."""
+    """All-reduces pair up in call order, so each process has to call them in the order of mini-batches."""
     meeting = Meeting(2)
     first, second = processes({"all": meeting}, {A}, {B})
     own = [first.add(group(A, B), batch, A, [torch.tensor([float(batch)])]) for batch in range(20)]
@@ -172,8 +172,8 @@ def test_sums_of_one_group_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("connection closed by peer"), SystemExit(3), KeyboardInterrupt()])
-def test_a_failure_of_an_all_reduce_reaches_whoever_waits(problem: BaseException) -> None:
-    """All members of the process, and only for that sum: the lane itself lives on."""
+def test_a_failed_all_reduce_raises_in_every_waiting_member(problem: BaseException) -> None:
+    """In all members of the process, for that sum only: the all-reduce thread survives."""
     meeting = Meeting(1)
     (sums,) = processes({"all": meeting}, {A, B})
     meeting.failure = problem
@@ -191,7 +191,7 @@ def test_a_failure_of_an_all_reduce_reaches_whoever_waits(problem: BaseException
 
 
 def sync(gradient_sync: GradientSync, updates: Sequence[PendingUpdate]) -> None:
-    """Begin all of them, the last one first, and drive them to their ends, as workers do."""
+    """Begin all updates, the last one first, and drive them to completion, as workers do."""
     for update in reversed(updates):
         gradient_sync.begin(update)
     drive([(gradient_sync, update) for update in updates])
@@ -211,7 +211,7 @@ def drive(pending: Sequence[tuple[GradientSync, PendingUpdate]]) -> None:
 def pending(
     member: Member, *gradients: Tensor | None, like: Sequence[Tensor] = (), loss: float = 0.0, skip: bool = False
 ) -> PendingUpdate:
-    """`like` are the parameters, needed where a gradient is missing."""
+    """A pending update; `like` are the parameters, needed where a gradient is missing."""
     parameters = like or [gradient for gradient in gradients if gradient is not None]
     return PendingUpdate(
         member=member, minibatch=0, parameters=parameters, gradients=list(gradients), loss=loss, skip=skip
@@ -242,49 +242,49 @@ def gradients(found: PendingUpdate) -> list[Tensor]:
 def test_replicas_are_averaged_with_their_losses() -> None:
     members = [(replica, 0, 0) for replica in range(4)]
     replicas = dict.fromkeys(members, group(*members))
-    one = gradient_sync(set(members), replicas=4, averages=replicas)
+    reducer = gradient_sync(set(members), replicas=4, averages=replicas)
     found = {
         member: pending(member, torch.full((2,), 2.0 * number), loss=number) for number, member in enumerate(members)
     }
-    sync(one, list(found.values()))
+    sync(reducer, list(found.values()))
     for member in members:
         assert torch.equal(gradients(found[member])[0], torch.tensor([3.0, 3.0]))
         assert (found[member].loss, found[member].skip) == (1.5, False)
-    assert one.needed(members[0])
-    assert not one.needed((0, 1, 0))
+    assert reducer.needed(members[0])
+    assert not reducer.needed((0, 1, 0))
 
 
 def test_one_replica_that_skips_makes_all_skip() -> None:
-    """Else their weights would part."""
+    """Otherwise their weights would diverge."""
     members = [(replica, 0, 0) for replica in range(3)]
-    one = gradient_sync(set(members), replicas=3, averages=dict.fromkeys(members, group(*members)))
+    reducer = gradient_sync(set(members), replicas=3, averages=dict.fromkeys(members, group(*members)))
     found = {member: pending(member, torch.ones(1), skip=member[0] == 1, loss=float("nan")) for member in members}
-    sync(one, list(found.values()))
-    assert all(each.skip for each in found.values())
+    sync(reducer, list(found.values()))
+    assert all(update.skip for update in found.values())
 
 
-def test_tied_gradients_are_added_and_equal_to_the_bit() -> None:
+def test_tied_gradients_are_summed_and_bit_identical() -> None:
     members = [(0, chunk, 1) for chunk in (0, 3)]
-    one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
+    reducer = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     torch.manual_seed(0)
     parts = [torch.randn(50, 7) for _ in members]
     found = {member: pending(member, part.clone()) for member, part in zip(members, parts, strict=True)}
-    sync(one, list(found.values()))
+    sync(reducer, list(found.values()))
     for member in members:
         assert torch.equal(gradients(found[member])[0], parts[0] + parts[1])
 
 
-def test_a_missing_gradient_counts_as_nought_unless_nobody_has_it() -> None:
-    """A member must bring as many tensors as the others, in which the same parameter had a gradient; what no loss
-    depends on is left alone by optimizers, and must stay without one."""
+def test_a_missing_gradient_counts_as_zero_unless_all_members_miss_it() -> None:
+    """Every member must pass the same number of tensors. A parameter that no loss depends on must stay without a
+    gradient, so that optimizers skip it."""
     members = [(0, chunk, 1) for chunk in (0, 3)]
-    one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
+    reducer = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     like = [torch.empty(2, 2), torch.empty(3), torch.empty(1)]
     found = {
         members[0]: pending(members[0], None, torch.ones(3), None, like=like),
         members[1]: pending(members[1], torch.full((2, 2), 5.0), None, None, like=like),
     }
-    sync(one, list(found.values()))
+    sync(reducer, list(found.values()))
     for member in members:
         first, second, third = found[member].gradients
         assert first is not None
@@ -296,16 +296,16 @@ def test_a_missing_gradient_counts_as_nought_unless_nobody_has_it() -> None:
 
 def test_sparse_gradients_are_refused() -> None:
     members = [(0, chunk, 1) for chunk in (0, 3)]
-    one = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
+    reducer = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
     with pytest.raises(WeftError, match="sparse gradients can't be averaged, tied or clipped"):
-        one.begin(pending(members[0], torch.ones(2).to_sparse()))
+        reducer.begin(pending(members[0], torch.ones(2).to_sparse()))
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e6])
-def test_one_norm_is_clipped_over_all_chunks(limit: float) -> None:
-    """As torch clips the whole model; a norm within the limit leaves every bit as it is."""
+def test_the_norm_is_clipped_over_all_chunks(limit: float) -> None:
+    """As torch clips the whole model; a norm within the limit leaves the gradients bit-identical."""
     members = [(0, chunk, 0) for chunk in range(3)]
-    one = gradient_sync(set(members), clip_norm=limit, norms=dict.fromkeys(members, group(*members)))
+    reducer = gradient_sync(set(members), clip_norm=limit, norms=dict.fromkeys(members, group(*members)))
     torch.manual_seed(0)
     parts = {member: [torch.randn(4, 3), torch.randn(5)] for member in members}
     plain = [torch.nn.Parameter(torch.zeros_like(part)) for tensors in parts.values() for part in tensors]
@@ -313,10 +313,10 @@ def test_one_norm_is_clipped_over_all_chunks(limit: float) -> None:
         parameter.grad = part.clone()
     norm = torch.nn.utils.clip_grad_norm_(plain, limit).item()
     found = {member: pending(member, *(part.clone() for part in tensors)) for member, tensors in parts.items()}
-    sync(one, list(found.values()))
-    for each in found.values():
-        assert each.norm == pytest.approx(norm, rel=1e-6)
-    clipped = [gradient for each in found.values() for gradient in gradients(each)]
+    sync(reducer, list(found.values()))
+    for update in found.values():
+        assert update.norm == pytest.approx(norm, rel=1e-6)
+    clipped = [gradient for update in found.values() for gradient in gradients(update)]
     for own, parameter in zip(clipped, plain, strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(own, parameter.grad, rtol=1e-6, atol=0)
@@ -324,10 +324,10 @@ def test_one_norm_is_clipped_over_all_chunks(limit: float) -> None:
 
 
 def test_tied_weights_count_once_in_a_norm() -> None:
-    """Chunks 0 and 2 share a weight of gradient 3 together; chunk 1 has one of its own, 4: the norm is 5."""
+    """Chunks 0 and 2 share a weight with a summed gradient of 3; chunk 1 has a gradient of 4: the norm is 5."""
     tied, own = [(0, 0, 0), (0, 2, 0)], (0, 1, 0)
     members_of_all = group(tied[0], own, tied[1], name="norm")
-    one = gradient_sync(
+    reducer = gradient_sync(
         {*tied, own},
         clip_norm=1.0,
         ties=dict.fromkeys(tied, group(*tied, name="tied")),
@@ -338,14 +338,14 @@ def test_tied_weights_count_once_in_a_norm() -> None:
         own: pending(own, torch.tensor([4.0])),
         tied[1]: pending(tied[1], torch.tensor([2.0])),
     }
-    sync(one, list(found.values()))
-    assert [each.norm for each in found.values()] == pytest.approx([5.0] * 3)
-    assert [gradients(each)[0].item() for each in found.values()] == pytest.approx([0.6, 0.8, 0.6], rel=1e-5)
+    sync(reducer, list(found.values()))
+    assert [update.norm for update in found.values()] == pytest.approx([5.0] * 3)
+    assert [gradients(update)[0].item() for update in found.values()] == pytest.approx([0.6, 0.8, 0.6], rel=1e-5)
     assert torch.equal(gradients(found[tied[0]])[0], gradients(found[tied[1]])[0])
 
 
 def test_means_come_before_ties_and_ties_before_norms_over_processes() -> None:
-    """Two replicas of two tied chunks, in four processes: all four get the same gradient, to the bit."""
+    """Two replicas of two tied chunks, in four processes: all four get the same gradient, bit for bit."""
     members: list[Member] = [(replica, chunk, 0) for replica in range(2) for chunk in range(2)]
     averages = {m: group(*(o for o in members if o[1] == m[1]), name=f"mean {m[1]}") for m in members}
     ties = {m: group(*(o for o in members if o[0] == m[0]), name=f"tie {m[0]}") for m in members}
@@ -372,71 +372,73 @@ def test_means_come_before_ties_and_ties_before_norms_over_processes() -> None:
         )
         for member in members
     }
-    for member, each in found.items():
-        syncs[member].begin(each)
-    drive([(syncs[member], each) for member, each in found.items()])
-    for each in found.values():
-        assert each.loss == 0.5
-        assert each.norm == pytest.approx(norm, rel=1e-6)
-        torch.testing.assert_close(gradients(each)[0], total / 2, rtol=1e-5, atol=1e-6)
-        assert torch.equal(gradients(each)[0], gradients(found[members[0]])[0])
+    for member, update in found.items():
+        syncs[member].begin(update)
+    drive([(syncs[member], update) for member, update in found.items()])
+    for update in found.values():
+        assert update.loss == 0.5
+        assert update.norm == pytest.approx(norm, rel=1e-6)
+        torch.testing.assert_close(gradients(update)[0], total / 2, rtol=1e-5, atol=1e-6)
+        assert torch.equal(gradients(update)[0], gradients(found[members[0]])[0])
 
 
-def test_a_failed_sum_reaches_those_who_wait_for_the_update() -> None:
-    """In the second of two sums, on the thread of a lane, where nobody else would ever see it."""
+def test_a_failed_sum_raises_where_the_update_is_awaited() -> None:
+    """The second of two sums fails, on an all-reduce thread, where the error would otherwise be lost."""
     mean, tie = Meeting(1), Meeting(1)
     tie.failure = ConnectionError("rank 3 is gone")
     sums = GroupSums({A}, {"mean": mean.all_reduce, "tie": tie.all_reduce})
-    one = gradient_sync({A}, sums=sums, averages={A: group(A, name="mean")}, ties={A: group(A, name="tie")})
+    reducer = gradient_sync({A}, sums=sums, averages={A: group(A, name="mean")}, ties={A: group(A, name="tie")})
     found = pending(A, torch.ones(2))
     with pytest.raises(ConnectionError, match="rank 3 is gone"):
-        sync(one, [found])
-    assert not one.advance(found)  # it stays where it failed, for those who wait for it
+        sync(reducer, [found])
+    assert not reducer.advance(found)  # the update stays where it failed
     assert not found.done
     assert mean.calls
     assert tie.calls
 
 
-def test_what_goes_wrong_after_a_sum_reaches_the_waiter_too() -> None:
-    """Such as a gradient that can't be divided."""
-    one = gradient_sync({A}, replicas=2, averages={A: group(A)})
+def test_an_error_after_a_sum_raises_too() -> None:
+    """For example, a gradient that can't be divided."""
+    reducer = gradient_sync({A}, replicas=2, averages={A: group(A)})
     with pytest.raises(RuntimeError, match="can't be cast"):
-        sync(one, [pending(A, torch.ones(2, dtype=torch.int64))])
+        sync(reducer, [pending(A, torch.ones(2, dtype=torch.int64))])
 
 
-# What is left
+# Cleanup
 
 
-def lanes() -> int:
+def all_reduce_threads() -> int:
     return sum(thread.name == "weft all-reduce" for thread in threading.enumerate())
 
 
-def test_lanes_end_with_their_sums() -> None:
-    """Building one pipeline after the other in a process must not leave a thread for each."""
-    before = lanes()
+def test_all_reduce_threads_end_with_their_sums() -> None:
+    """Building one pipeline after another in a process must not leak threads."""
+    before = all_reduce_threads()
     meetings = {name: Meeting(1) for name in "abc"}
-    one = gradient_sync({A}, sums=GroupSums({A}, {name: meeting.all_reduce for name, meeting in meetings.items()}))
-    assert lanes() == before + 3
-    del one
+    reducer = gradient_sync({A}, sums=GroupSums({A}, {name: meeting.all_reduce for name, meeting in meetings.items()}))
+    assert all_reduce_threads() == before + 3
+    del reducer
     gc.collect()
-    eventually(lambda: lanes() <= before, 5.0)
+    eventually(lambda: all_reduce_threads() <= before, 5.0)
 
 
-def test_lanes_end_after_they_were_used() -> None:
-    """What a lane has done must not hold on to whoever asked for it."""
-    before = lanes()
-    one = gradient_sync({A}, sums=GroupSums({A}, {"mean": Meeting(1).all_reduce}), averages={A: group(A, name="mean")})
+def test_used_all_reduce_threads_end_with_their_sums() -> None:
+    """Finished work must hold no reference to its caller."""
+    before = all_reduce_threads()
+    reducer = gradient_sync(
+        {A}, sums=GroupSums({A}, {"mean": Meeting(1).all_reduce}), averages={A: group(A, name="mean")}
+    )
     found = pending(A, torch.ones(2))
-    sync(one, [found])
-    assert lanes() == before + 1
-    del one, found
+    sync(reducer, [found])
+    assert all_reduce_threads() == before + 1
+    del reducer, found
     gc.collect()
-    eventually(lambda: lanes() <= before, 5.0)
+    eventually(lambda: all_reduce_threads() <= before, 5.0)
 
 
-def test_a_lane_may_be_the_last_to_hold_its_sums() -> None:
-    """Whoever asked is gone before the lane is through: it ends in peace, though it can't wait for itself."""
-    before = lanes()
+def test_an_all_reduce_thread_may_hold_the_last_reference() -> None:
+    """The caller is gone before the thread finishes: the thread ends cleanly, though it can't join itself."""
+    before = all_reduce_threads()
     gone = threading.Event()
 
     def all_reduce(_: Tensor) -> None:
@@ -448,11 +450,11 @@ def test_a_lane_may_be_the_last_to_hold_its_sums() -> None:
     del sums, future
     gc.collect()
     gone.set()
-    eventually(lambda: lanes() <= before, 5.0)
+    eventually(lambda: all_reduce_threads() <= before, 5.0)
 
 
-def test_a_lane_keeps_no_gradients_that_it_has_added_up() -> None:
-    """It waits for the next sum, perhaps for minutes, and must not hold the last one's memory meanwhile."""
+def test_an_idle_all_reduce_thread_holds_no_gradients() -> None:
+    """It may wait for minutes for the next sum, and must not keep the memory of the last one."""
     sums = GroupSums({A}, {"mean": Meeting(1).all_reduce})
     part = torch.ones(1000)
     future = sums.add(group(A, name="mean"), 0, A, [part])
@@ -460,4 +462,4 @@ def test_a_lane_keeps_no_gradients_that_it_has_added_up() -> None:
     left = [weakref.ref(part), weakref.ref(total)]
     del part, future, total
     gc.collect()
-    eventually(lambda: [one() for one in left] == [None, None], 5.0)
+    eventually(lambda: [reference() for reference in left] == [None, None], 5.0)

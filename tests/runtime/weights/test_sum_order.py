@@ -1,4 +1,4 @@
-"""The sums of a group start in the order of mini-batches on every rank, whatever else a rank has to do."""
+"""The sums of a group start in the order of mini-batches on every rank, whatever other work a rank has."""
 
 from __future__ import annotations
 

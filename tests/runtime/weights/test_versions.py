@@ -1,7 +1,7 @@
-"""Weight versions: copied only when something still reads them, never one too many, and invisible to autograd.
+"""Weight versions: copied only while something still reads them, never more than needed, invisible to autograd.
 
 DESIGN section 4 names the traps: an update between a micro-batch's forward and its backward must change nothing
-about the gradient. The same done the easy way (`param.data = …`) is tried too, and gives wrong gradients silently.
+about the gradient. The obvious alternatives (`param.data = …`) are tested too, and give wrong gradients silently.
 """
 
 from __future__ import annotations
@@ -22,161 +22,161 @@ from weft.runtime.weights.parameter_set import ParameterSet
 from weft.runtime.weights.versions import Versions
 from weft.schedule import Op, lower
 
-SIZE = 4 * 6  # bytes of the one parameter below
+SIZE = 4 * 6  # bytes of the parameter below
 
 
-# Versions alone
+# Versions
 
 
 def versions(*, stashes: bool = True) -> Versions:
     return Versions([Parameter(torch.zeros(2, 3))], stashes=stashes)
 
 
-def advance(one: Versions) -> None:
-    """Make the next version: all values one larger, so that version v is filled with v."""
+def advance(weights: Versions) -> None:
+    """Make the next version by adding 1 to all values, so that version v is filled with v."""
 
     def step() -> None:
-        one.live[0].data += 1
+        weights.live[0].data += 1
 
-    one.update(step)
-
-
-def values(one: Versions, version: int) -> set[float]:
-    return set(one.read(version)[0].detach().flatten().tolist())
+    weights.update(step)
 
 
-def test_a_version_that_is_still_read_is_left_alone() -> None:
-    one = versions()
-    leaf = one.read(0)[0]
-    advance(one)
-    assert (values(one, 0), values(one, 1)) == ({0}, {1})
-    assert one.read(0)[0] is leaf
-    assert leaf._version == 0  # autograd sees no write
-    assert one.extra_bytes == SIZE
+def values(weights: Versions, version: int) -> set[float]:
+    return set(weights.read(version)[0].detach().flatten().tolist())
 
 
-def test_a_version_that_is_dead_is_written_over() -> None:
-    one = versions()
-    address = one.live[0].data_ptr()
+def test_a_version_that_is_still_read_is_not_changed() -> None:
+    weights = versions()
+    leaf = weights.read(0)[0]
+    advance(weights)
+    assert (values(weights, 0), values(weights, 1)) == ({0}, {1})
+    assert weights.read(0)[0] is leaf
+    assert leaf._version == 0  # autograd saw no write
+    assert weights.extra_bytes == SIZE
+
+
+def test_a_dead_version_is_overwritten() -> None:
+    weights = versions()
+    address = weights.live[0].data_ptr()
     for version in range(5):
-        assert one.extra_bytes == 0
-        one.release(version)
-        advance(one)
-        assert values(one, version + 1) == {version + 1}
-        assert one.live[0].data_ptr() == one.read(version + 1)[0].data_ptr() == address
+        assert weights.extra_bytes == 0
+        weights.release(version)
+        advance(weights)
+        assert values(weights, version + 1) == {version + 1}
+        assert weights.live[0].data_ptr() == weights.read(version + 1)[0].data_ptr() == address
     with pytest.raises(KeyError):
-        one.read(4)
+        weights.read(4)
 
 
-def test_two_buffers_take_turns_under_2bw() -> None:
+def test_two_buffers_alternate_under_2bw() -> None:
     """Version v is read until mini-batch v + 1 is done, so it dies after version v + 1 was made."""
-    one = versions()
+    weights = versions()
     addresses = []
     for version in range(20):
-        advance(one)
-        assert (values(one, version), values(one, version + 1)) == ({version}, {version + 1})
-        assert one.extra_bytes == SIZE
-        one.release(version)
-        addresses.append(one.live[0].data_ptr())
+        advance(weights)
+        assert (values(weights, version), values(weights, version + 1)) == ({version}, {version + 1})
+        assert weights.extra_bytes == SIZE
+        weights.release(version)
+        addresses.append(weights.live[0].data_ptr())
     assert len(set(addresses)) == 2
     assert addresses[:2] * 10 == addresses
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_as_many_buffers_as_versions_are_read_at_once(depth: int) -> None:
-    one = versions()
+def test_there_are_as_many_buffers_as_versions_in_use(depth: int) -> None:
+    weights = versions()
     for version in range(30):
-        advance(one)
+        advance(weights)
         if version >= depth - 1:
-            one.release(version - depth + 1)
-        assert one.extra_bytes == min(version + 1, depth) * SIZE
+            weights.release(version - depth + 1)
+        assert weights.extra_bytes == min(version + 1, depth) * SIZE
         for kept in range(max(0, version - depth + 2), version + 2):
-            assert values(one, kept) == {kept}
+            assert values(weights, kept) == {kept}
 
 
 def test_versions_may_die_in_any_order() -> None:
-    one = versions()
+    weights = versions()
     for _ in range(4):
-        advance(one)
+        advance(weights)
     for version in (2, 0, 3):
-        one.release(version)
-    assert (values(one, 1), values(one, 4)) == ({1}, {4})
-    buffers = one.extra_bytes
+        weights.release(version)
+    assert (values(weights, 1), values(weights, 4)) == ({1}, {4})
+    buffers = weights.extra_bytes
     for _ in range(3):
-        advance(one)
-    assert one.extra_bytes == buffers == 4 * SIZE  # the three dead ones have served again
-    assert [values(one, version) for version in (1, 4, 5, 6, 7)] == [{1}, {4}, {5}, {6}, {7}]
+        advance(weights)
+    assert weights.extra_bytes == buffers == 4 * SIZE  # the three dead buffers were reused
+    assert [values(weights, version) for version in (1, 4, 5, 6, 7)] == [{1}, {4}, {5}, {6}, {7}]
 
 
 def test_a_version_may_be_released_before_it_is_made() -> None:
-    """An update that waits for other ranks is due, and the next one too, before it is made."""
-    one = versions()
-    one.release(0)
-    one.release(1)
-    assert values(one, 0) == {0}
-    advance(one)
-    advance(one)
-    assert values(one, 2) == {2}
-    assert one.extra_bytes == 0
+    """While an update waits for other ranks, the next one may already be due."""
+    weights = versions()
+    weights.release(0)
+    weights.release(1)
+    assert values(weights, 0) == {0}
+    advance(weights)
+    advance(weights)
+    assert values(weights, 2) == {2}
+    assert weights.extra_bytes == 0
 
 
 def test_after_a_flush_the_newest_version_is_version_0() -> None:
-    one = versions()
+    weights = versions()
     for _ in range(3):
-        advance(one)
-    one.release(3)  # of the run before the flush: it must not let anything be overwritten after it
-    held = one.extra_bytes
-    one.restart()
-    assert values(one, 0) == {3}
-    assert one.newest == 0
+        advance(weights)
+    weights.release(3)  # from before the flush: must not cause an overwrite after it
+    buffers = weights.extra_bytes
+    weights.restart()
+    assert values(weights, 0) == {3}
+    assert weights.newest == 0
     with pytest.raises(KeyError):
-        one.read(1)
+        weights.read(1)
     for _ in range(3):
-        advance(one)
-    assert one.extra_bytes == held  # the buffers of before
-    advance(one)
-    assert [values(one, version) for version in range(5)] == [{3}, {4}, {5}, {6}, {7}]
+        advance(weights)
+    assert weights.extra_bytes == buffers  # the same buffers
+    advance(weights)
+    assert [values(weights, version) for version in range(5)] == [{3}, {4}, {5}, {6}, {7}]
 
 
 def test_without_stashes_passes_read_the_live_parameters() -> None:
-    """A synchronous schedule trains as ordinary code does, without a second parameter over the same memory."""
+    """A synchronous schedule trains like ordinary code, without a second parameter over the same memory."""
     live = [Parameter(torch.zeros(2, 3))]
-    one = Versions(live, stashes=False)
-    assert one.read(0)[0] is live[0]
-    one.release(0)
-    advance(one)
-    assert one.read(1)[0] is live[0]
-    assert one.extra_bytes == 0
+    weights = Versions(live, stashes=False)
+    assert weights.read(0)[0] is live[0]
+    weights.release(0)
+    advance(weights)
+    assert weights.read(1)[0] is live[0]
+    assert weights.extra_bytes == 0
 
 
-def test_the_optimizer_keeps_its_parameters_for_good() -> None:
+def test_the_optimizer_keeps_its_parameters() -> None:
     live = [Parameter(torch.zeros(2, 3))]
-    one = Versions(live, stashes=True)
+    weights = Versions(live, stashes=True)
     for version in range(6):
-        advance(one)
+        advance(weights)
         if version % 2:
-            one.release(version)
-    assert one.live[0] is live[0]
-    assert values(one, 6) == set(live[0].detach().flatten().tolist())
+            weights.release(version)
+    assert weights.live[0] is live[0]
+    assert values(weights, 6) == set(live[0].detach().flatten().tolist())
 
 
-def test_leaves_are_laid_out_as_the_parameters_are() -> None:
-    """A copy in another order of memory would be slower, and may be added up in another order."""
+def test_leaves_have_the_memory_format_of_the_parameters() -> None:
+    """A copy in another memory format would be slower, and its elements may be summed in another order."""
     live = [Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)), Parameter(torch.randn(4, 6).T)]
-    one = Versions(live, stashes=True)
-    before = [leaf.detach().clone() for leaf in one.read(0)]
-    one.update(lambda: None)
-    for old, new, live_one in zip(before, one.read(1), live, strict=True):
-        assert new.stride() == live_one.stride() == old.stride()
+    weights = Versions(live, stashes=True)
+    before = [leaf.detach().clone() for leaf in weights.read(0)]
+    weights.update(lambda: None)
+    for old, new, parameter in zip(before, weights.read(1), live, strict=True):
+        assert new.stride() == parameter.stride() == old.stride()
         assert torch.equal(old, new)
 
 
-# As many as the program says
+# The number of versions that a program needs
 
 
 def most_alive(name: str, stages: int, microbatches: int, chunk: int, minibatches: int = 12) -> int:
-    """Versions beside the newest one that a chunk needs at once, counted from reads alone: a version lives from its
-    update to its last read."""
+    """The most versions, besides the newest, that a chunk needs at once, counted from reads alone: a version lives from
+    its update to its last read."""
     program = lower(weft.schedule(name, stages=stages, microbatches=microbatches))
     rank = program.schedule.placement[chunk]
     steps = [s for s in program.steps(rank, minibatches=minibatches) if s.action.chunk == chunk]
@@ -194,24 +194,24 @@ def most_alive(name: str, stages: int, microbatches: int, chunk: int, minibatche
     [("1f1b", 4, 4), ("zb-h1", 4, 4), ("2bw", 4, 4), ("wpipe", 2, 4), ("pipedream", 4, 1), ("pipedream", 4, 4)],
 )
 def test_a_chunk_holds_what_its_program_needs_and_no_more(name: str, stages: int, microbatches: int) -> None:
-    """Versions driven by the lowered schedule, as the engine does it: every read finds its version."""
+    """Versions driven by the lowered schedule, as in the engine: every read finds its version."""
     program = lower(weft.schedule(name, stages=stages, microbatches=microbatches))
     found = []
     for chunk, rank in enumerate(program.schedule.placement):
-        one = versions(stashes=most_alive(name, stages, microbatches, chunk) > 0)
+        weights = versions(stashes=most_alive(name, stages, microbatches, chunk) > 0)
         most = 0
         for step in program.steps(rank, minibatches=12):
             if step.action.chunk != chunk:
                 continue
             if step.action.op == Op.U:
                 if step.dies:
-                    one.release(step.version - 1)
-                advance(one)
-                most = max(most, one.extra_bytes)
+                    weights.release(step.version - 1)
+                advance(weights)
+                most = max(most, weights.extra_bytes)
             else:
-                assert values(one, step.version) == {step.version}
+                assert values(weights, step.version) == {step.version}
                 if step.dies:
-                    one.release(step.version)
+                    weights.release(step.version)
         found.append(most // SIZE)
     assert found == [most_alive(name, stages, microbatches, chunk) for chunk in range(program.schedule.chunks)]
     assert (
@@ -241,7 +241,7 @@ class Attention(nn.Module):
 
 
 class Tied(nn.Module):
-    """One parameter as embedding and as output layer."""
+    """One parameter used as embedding and as output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ TRAPS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 class Twice(nn.Module):
-    """Reads its weights in two ways in one forward."""
+    """Reads its weights twice in one forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ def made(name: str) -> tuple[nn.Module, list[Tensor]]:
 
 
 def parameter_set(module: nn.Module, optimizer: str = "sgd", *, stashes: bool = True, **options: Any) -> ParameterSet:
-    """As a chunk has it: a parameter once, with all its places."""
+    """As in a chunk: each parameter once, with all its places."""
     found: dict[int, list[tuple[nn.Module, str]]] = {}
     for owner, name, tensor in named_tensors(module):
         if isinstance(tensor, Parameter):
@@ -348,84 +348,84 @@ def weigh(output: Tensor) -> Tensor:
 
 
 def gradients_at_old_weights(module: nn.Module, given: Tensor) -> tuple[list[Tensor], Tensor | None]:
-    """What plain PyTorch computes when nothing comes between forward and backward."""
+    """The gradients of plain PyTorch, with nothing between forward and backward."""
     module = copy.deepcopy(module)
     given = given.detach().clone().requires_grad_(given.requires_grad)
     torch.autograd.backward(weigh(module(given)))
-    return [one.grad.clone() for one in module.parameters() if one.grad is not None], given.grad
+    return [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None], given.grad
 
 
 def push(module: nn.Module) -> list[Tensor]:
-    """Gradients that move every weight far."""
+    """Gradients that change every weight by a lot."""
     torch.manual_seed(4)
-    return [torch.randn_like(one) for one in module.parameters()]
+    return [torch.randn_like(parameter) for parameter in module.parameters()]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", TRAPS)
 def test_an_update_between_forward_and_backward_changes_nothing(name: str, optimizer: str) -> None:
-    """Two updates in fact: the second one writes over no version that is read either. Then a micro-batch at the
-    newest weights, which has to see them."""
+    """Makes two updates: the second overwrites no version in use either. A later micro-batch at the newest weights
+    then has to see them."""
     module, (given, other, _) = made(name)
     expected = gradients_at_old_weights(module, given)
     moves = push(module)
-    one = parameter_set(module, optimizer)
-    one.install(one.versions.read(0))
+    parameters = parameter_set(module, optimizer)
+    parameters.install(parameters.versions.read(0))
     loss = weigh(module(given))
     for _ in range(2):
-        one.update([move.clone() for move in moves])
-    one.collect(one.versions.read(0))
+        parameters.update([move.clone() for move in moves])
+    parameters.collect(parameters.versions.read(0))
     torch.autograd.backward(loss)
-    found = [gradient for gradient in one.take_gradients() if gradient is not None]
+    found = [gradient for gradient in parameters.take_gradients() if gradient is not None]
     assert len(found) == len(expected[0]) == len(moves)
     for gradient, right in zip(found, expected[0], strict=True):
         assert torch.equal(gradient, right)
     if expected[1] is not None and given.grad is not None:
         assert torch.equal(given.grad, expected[1])
-    # and afterwards
-    one.install(one.versions.read(2))
+    # a micro-batch at the newest weights
+    parameters.install(parameters.versions.read(2))
     now = gradients_at_old_weights(module, other)
-    one.collect(one.versions.read(2))
+    parameters.collect(parameters.versions.read(2))
     torch.autograd.backward(weigh(module(other)))
-    for newer, right in zip(one.take_gradients(), now[0], strict=True):
+    for newer, right in zip(parameters.take_gradients(), now[0], strict=True):
         assert newer is not None
         assert torch.equal(newer, right)
     assert not all(torch.equal(a, b) for a, b in zip(now[0], gradients_at_old_weights(module, given)[0], strict=True))
 
 
 def swap_data(module: nn.Module) -> None:
-    for one, move in zip(module.parameters(), push(module), strict=True):
-        one.data = one.data - 0.5 * move
+    for parameter, move in zip(module.parameters(), push(module), strict=True):
+        parameter.data = parameter.data - 0.5 * move
 
 
 def write_in_place(module: nn.Module) -> None:
     with torch.no_grad():
-        for one, move in zip(module.parameters(), push(module), strict=True):
-            one.sub_(0.5 * move)
+        for parameter, move in zip(module.parameters(), push(module), strict=True):
+            parameter.sub_(0.5 * move)
 
 
 def write_data(module: nn.Module) -> None:
-    for one, move in zip(module.parameters(), push(module), strict=True):
-        one.data.sub_(0.5 * move)
+    for parameter, move in zip(module.parameters(), push(module), strict=True):
+        parameter.data.sub_(0.5 * move)
 
 
-SWAPS = {"Conv2d", "LayerNorm", "BatchNorm", "TransformerEncoderLayer"}  # that read the new weights in the backward
+SWAPS = {"Conv2d", "LayerNorm", "BatchNorm", "TransformerEncoderLayer"}  # their backward reads the new weights
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_the_easy_ways_are_wrong(name: str) -> None:
-    """The control: writing through `.data` is never noticed by autograd and gives wrong gradients for every one of
-    these modules; swapping `.data` does so for some; writing in place is refused. So the test above can fail."""
+def test_writing_to_parameters_directly_is_wrong(name: str) -> None:
+    """The control, which shows that the test above can fail: autograd never notices a write through `.data`, and all
+    these modules get wrong gradients; swapping `.data` breaks some of them; PyTorch refuses writes in place."""
     module, (given, _, _) = made(name)
     right = gradients_at_old_weights(module, given)
 
     def found(change: Callable[[nn.Module], None]) -> tuple[list[Tensor], Tensor | None]:
-        mine = copy.deepcopy(module)
-        own = given.detach().clone().requires_grad_(given.requires_grad)
-        loss = weigh(mine(own))
-        change(mine)
+        changed = copy.deepcopy(module)
+        inputs = given.detach().clone().requires_grad_(given.requires_grad)
+        loss = weigh(changed(inputs))
+        change(changed)
         torch.autograd.backward(loss)
-        return [one.grad for one in mine.parameters() if one.grad is not None], own.grad
+        return [parameter.grad for parameter in changed.parameters() if parameter.grad is not None], inputs.grad
 
     def differs(wrong: tuple[list[Tensor], Tensor | None]) -> bool:
         both = [*zip(wrong[0], right[0], strict=True)]
@@ -435,7 +435,7 @@ def test_the_easy_ways_are_wrong(name: str) -> None:
 
     assert not differs(found(lambda module: None))
     assert differs(found(write_data))
-    if name in SWAPS:  # others may see the old ones, which depends on what each operation saves
+    if name in SWAPS:  # others may see the old weights: that depends on what each operation saves
         assert differs(found(swap_data))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         found(write_in_place)
@@ -446,71 +446,71 @@ def test_the_easy_ways_are_wrong(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["two Linears", "tied", "LSTM", "weight_norm"])
 def test_gradients_of_several_versions_are_summed(name: str) -> None:
-    """Micro-batches of one mini-batch may read different versions (PipeDream): in order, added as autograd adds."""
+    """Micro-batches of a mini-batch may read different versions (PipeDream): summed in order, as autograd does."""
     module, batches = made(name)
-    one = parameter_set(module)
+    parameters = parameter_set(module)
     losses, expected = [], []
     for version, given in enumerate(batches):
-        one.install(one.versions.read(version))
+        parameters.install(parameters.versions.read(version))
         expected.append(gradients_at_old_weights(module, given)[0])
         losses.append(weigh(module(given)))
-        one.update([*push(module)])
+        parameters.update([*push(module)])
     for version, loss in enumerate(losses):
-        one.collect(one.versions.read(version))
+        parameters.collect(parameters.versions.read(version))
         torch.autograd.backward(loss)
-    assert one.gradient_bytes == sum(tensor.nbytes for tensor in expected[0])
-    found = one.take_gradients()
+    assert parameters.gradient_bytes == sum(tensor.nbytes for tensor in expected[0])
+    found = parameters.take_gradients()
     for gradient, parts in zip(found, zip(*expected, strict=True), strict=True):
         assert gradient is not None
         assert torch.equal(gradient, parts[0] + parts[1] + parts[2])
-    assert one.gradient_bytes == 0
-    assert one.take_gradients() == [None] * len(found)
+    assert parameters.gradient_bytes == 0
+    assert parameters.take_gradients() == [None] * len(found)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("stashes", [False, True])
-def test_updates_are_the_optimizers_own(optimizer: str, stashes: bool) -> None:
-    """With and without a copy in between: after five updates, the weights of plain training."""
+def test_updates_match_plain_training(optimizer: str, stashes: bool) -> None:
+    """Five updates, with and without copies, give the weights of plain training."""
     module, _ = made("two Linears")
     plain = copy.deepcopy(module)
-    theirs = OPTIMIZERS[optimizer](list(plain.parameters()))
-    one = parameter_set(module, optimizer, stashes=stashes)
+    reference = OPTIMIZERS[optimizer](list(plain.parameters()))
+    parameters = parameter_set(module, optimizer, stashes=stashes)
     for number in range(5):
         moves = [(number + 1) * move for move in push(plain)]
         for parameter, move in zip(plain.parameters(), moves, strict=True):
             parameter.grad = move.clone()
-        theirs.step()
+        reference.step()
         if not stashes or number == 3:
-            one.versions.release(number)
-        one.update([move.clone() for move in moves])
-    one.install(one.versions.read(5))
-    for mine, right in zip(module.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(mine, right)
-    assert one.versions.extra_bytes == (4 if stashes else 0) * one.versions.nbytes
-    state = sum(t.nbytes for s in theirs.state.values() for t in s.values() if isinstance(t, Tensor))
-    assert one.optimizer_bytes == state
+            parameters.versions.release(number)
+        parameters.update([move.clone() for move in moves])
+    parameters.install(parameters.versions.read(5))
+    for parameter, right in zip(module.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter, right)
+    assert parameters.versions.extra_bytes == (4 if stashes else 0) * parameters.versions.nbytes
+    state = sum(t.nbytes for s in reference.state.values() for t in s.values() if isinstance(t, Tensor))
+    assert parameters.optimizer_bytes == state
     assert (state > 0) == (optimizer != "sgd")
 
 
 def test_install_reaches_every_place_of_a_parameter() -> None:
-    """Tied inside a chunk, and cells that keep lists of their weights."""
+    """Parameters tied inside a chunk, and recurrent cells that keep lists of their weights."""
     module, _ = made("tied")
     assert isinstance(module, Tied)
-    one = parameter_set(module)
-    one.update([*push(module)])
-    assert len(one.versions.live) == 1
+    parameters = parameter_set(module)
+    parameters.update([*push(module)])
+    assert len(parameters.versions.live) == 1
     for version in (1, 0, 1):
-        one.install(one.versions.read(version))
-        assert module.embedding.weight is module.output.weight is one.versions.read(version)[0]
+        parameters.install(parameters.versions.read(version))
+        assert module.embedding.weight is module.output.weight is parameters.versions.read(version)[0]
     recurrent, _ = made("LSTM")
     assert isinstance(recurrent, Recurrent)
-    two = parameter_set(recurrent)
-    two.update([*push(recurrent)])
-    two.install(two.versions.read(1))
-    assert {id(weight) for weight in recurrent.cells._flat_weights} == {id(leaf) for leaf in two.versions.read(1)}
+    cells = parameter_set(recurrent)
+    cells.update([*push(recurrent)])
+    cells.install(cells.versions.read(1))
+    assert {id(weight) for weight in recurrent.cells._flat_weights} == {id(leaf) for leaf in cells.versions.read(1)}
 
 
-def test_a_skipped_update_is_a_version_like_the_last() -> None:
+def test_a_skipped_update_repeats_the_last_version() -> None:
     module, _ = made("Linear")
     rates: list[torch.optim.lr_scheduler.LRScheduler] = []
 
@@ -518,41 +518,41 @@ def test_a_skipped_update_is_a_version_like_the_last() -> None:
         rates.append(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
         return rates[0]
 
-    one = parameter_set(module, "foreach", lr_scheduler=scheduler)
-    before = [leaf.detach().clone() for leaf in one.versions.read(0)]
-    one.skip()
-    assert one.versions.newest == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, one.versions.read(1), strict=True))
+    parameters = parameter_set(module, "foreach", lr_scheduler=scheduler)
+    before = [leaf.detach().clone() for leaf in parameters.versions.read(0)]
+    parameters.skip()
+    assert parameters.versions.newest == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters.versions.read(1), strict=True))
     assert rates[0].get_last_lr() == [0.5]
-    assert one.optimizer is not None
-    assert not one.optimizer.state
-    one.update([*push(module)])
+    assert parameters.optimizer is not None
+    assert not parameters.optimizer.state
+    parameters.update([*push(module)])
     assert rates[0].get_last_lr() == [0.25]
-    assert not any(torch.equal(a, b) for a, b in zip(before, one.versions.read(2), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(before, parameters.versions.read(2), strict=True))
 
 
 def test_a_flush_leaves_the_newest_weights_in_the_modules() -> None:
     module, _ = made("two Linears")
-    one = parameter_set(module)
-    one.update([*push(module)])
-    one.install(one.versions.read(0))
-    one.restart()
-    for mine, live in zip(module.parameters(), one.versions.live, strict=True):
-        assert mine.data_ptr() == live.data_ptr()
-    assert one.versions.newest == 0
+    parameters = parameter_set(module)
+    parameters.update([*push(module)])
+    parameters.install(parameters.versions.read(0))
+    parameters.restart()
+    for parameter, live in zip(module.parameters(), parameters.versions.live, strict=True):
+        assert parameter.data_ptr() == live.data_ptr()
+    assert parameters.versions.newest == 0
 
 
-def test_gradients_that_are_missing_stay_missing() -> None:
-    """As in plain training, an optimizer leaves alone what no loss depends on."""
+def test_missing_gradients_stay_missing() -> None:
+    """As in plain training, an optimizer does not update parameters that no loss depends on."""
     module = nn.ModuleDict({"used": nn.Linear(8, 8), "unused": nn.Linear(8, 8)})
-    one = parameter_set(module, "foreach")
+    parameters = parameter_set(module, "foreach")
     before = module["unused"].get_parameter("weight").detach().clone()
-    one.collect(one.versions.read(0))
+    parameters.collect(parameters.versions.read(0))
     torch.autograd.backward(weigh(module["used"](rows())))
-    gradients = one.take_gradients()
+    gradients = parameters.take_gradients()
     assert [gradient is None for gradient in gradients] == [False, False, True, True]
-    one.update(gradients)
-    one.install(one.versions.read(1))
+    parameters.update(gradients)
+    parameters.install(parameters.versions.read(1))
     assert torch.equal(module["unused"].get_parameter("weight"), before)
 
 
@@ -566,7 +566,7 @@ def test_gradients_that_are_missing_stay_missing() -> None:
     ],
     ids=["none", "others", "some", "lbfgs"],
 )
-def test_optimizers_that_can_not_be_are_refused(make: Callable[[list[Parameter]], Any], words: str) -> None:
+def test_unsupported_optimizers_are_refused(make: Callable[[list[Parameter]], Any], words: str) -> None:
     layer = nn.Linear(8, 8)
     with pytest.raises(WeftError, match=words):
         ParameterSet(
