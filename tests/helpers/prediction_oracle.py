@@ -1,4 +1,4 @@
-"""What methods with weight prediction compute, told a second time: plain PyTorch, one process, nothing of weft.
+"""What methods with weight prediction compute, written a second time: plain PyTorch, one process, nothing of weft.
 
 No pipeline, no order of work: mini-batch `t` passes chunk `k` with micro-batch `j` forward at the weights after
 `t - delay` updates, predicted `ahead` more from the optimizer's state as it was after those updates, and backward at
@@ -63,35 +63,35 @@ def half_up(value: float) -> int:
 def direction(
     kind: str, weight: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor], *, printed: bool
 ) -> Tensor:
-    """The way that the last update went, with its gradient `weight.grad`, as far as weight and state tell it."""
+    """The direction of the last update, from its gradient `weight.grad`, the weight and the optimizer's state."""
     assert weight.grad is not None
     grad = -weight.grad if group.get("maximize") else weight.grad
     coupled = grad.add(weight.detach(), alpha=group["weight_decay"])
     t, (beta1, beta2) = int(state.get("step", 1)), group.get("betas", (0.0, 0.0))
     first, second = (1 - beta1, 1 - beta2) if printed else (1 - beta1**t, 1 - beta2**t)
     mean, buffer = state.get("exp_avg", grad), state.get("momentum_buffer")
-    way: Tensor = mean / first
+    result: Tensor = mean / first
     if kind == "SGD" and (buffer is None or group["nesterov"]):
-        way = coupled if buffer is None else coupled.add(buffer, alpha=group["momentum"])
+        result = coupled if buffer is None else coupled.add(buffer, alpha=group["momentum"])
     elif kind == "SGD" or (kind == "RMSprop" and buffer is not None):
         assert buffer is not None
-        way = buffer
+        result = buffer
     elif kind in ("Adam", "AdamW", "NAdam"):
         squares = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
-        way = mean / (squares.sqrt() / math.sqrt(second) + group["eps"]) / first
+        result = mean / (squares.sqrt() / math.sqrt(second) + group["eps"]) / first
     elif kind == "RAdam":
-        longest = 2 / (1 - beta2) - 1
-        length = longest - 2 * t * beta2**t / (1 - beta2**t)
-        if length > 5:
-            rectified = math.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length))
-            way = way * (rectified * math.sqrt(second)) / (state["exp_avg_sq"].sqrt() + group["eps"])
+        rho_max = 2 / (1 - beta2) - 1
+        rho = rho_max - 2 * t * beta2**t / (1 - beta2**t)
+        if rho > 5:
+            rectified = math.sqrt((rho - 4) * (rho - 2) * rho_max / ((rho_max - 4) * (rho_max - 2) * rho))
+            result = result * (rectified * math.sqrt(second)) / (state["exp_avg_sq"].sqrt() + group["eps"])
     elif kind == "Adamax":
-        way = mean / state["exp_inf"] / first
+        result = mean / state["exp_inf"] / first
     elif kind == "Adagrad":
-        way = coupled / (state["sum"].sqrt() + group["eps"]) / (1 + t * group["lr_decay"])  # the next rate
+        result = coupled / (state["sum"].sqrt() + group["eps"]) / (1 + t * group["lr_decay"])  # the next rate
     elif kind == "RMSprop":
         squares = state["square_avg"] - state["grad_avg"] ** 2 if group["centered"] else state["square_avg"]
-        way = coupled / (squares.sqrt() + group["eps"])
+        result = coupled / (squares.sqrt() + group["eps"])
     elif kind == "Muon":  # itself makes the matrix orthogonal: without momentum and decay, from a weight of 0
         assert buffer is not None
         zero = nn.Parameter(torch.zeros_like(weight))
@@ -99,10 +99,10 @@ def direction(
         options = {name: group[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
         muon: Any = torch.optim.Muon([zero], lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.0, **options)
         muon.step()
-        way = -zero.detach()
+        result = -zero.detach()
     else:
         raise AssertionError(kind)
-    return way
+    return result
 
 
 class PredictionOracle:
@@ -133,9 +133,9 @@ class PredictionOracle:
         self.printed, self.decayed, self.clip_norm = printed, decayed, math.inf if clip_norm is None else clip_norm
         self.optimizer = optimizer(self.holders)
         self.order = _weights(self.optimizer)
-        scout = optimizer([nn.Parameter(param.detach().clone()) for param in self.holders])
-        self.scout = scout, lr_scheduler(scout) if lr_scheduler else None  # learns the rates before they are due
-        self.options = [_options(scout)]  # of each update, those of all groups
+        shadow = optimizer([nn.Parameter(param.detach().clone()) for param in self.holders])
+        self.shadow = shadow, lr_scheduler(shadow) if lr_scheduler else None  # runs ahead, to know coming rates
+        self.options = [_options(shadow)]  # of each update, those of all groups
         self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler else None
         self.updates, self.gradients = 0, dict[nn.Parameter, Tensor]()  # the last ones
         self.flush()
@@ -153,13 +153,15 @@ class PredictionOracle:
 
     def reads(self, chunks: Iterable[int], k: int, j: int) -> Reads:
         """Tied parameters: one prediction a mini-batch, the latest and the furthest, for both passes."""
-        if len(several := list(chunks)) == 1:
+        if len(holders := list(chunks)) == 1:
             return self.law(k, j)
-        delays, aheads, _ = zip(*(self.law(one, i) for one in several for i in range(self.microbatches)), strict=True)
+        delays, aheads, _ = zip(
+            *(self.law(chunk, i) for chunk in holders for i in range(self.microbatches)), strict=True
+        )
         return Reads(max(delays), max(aheads), None)
 
     def predicted(self, version: int, ahead: int) -> dict[nn.Parameter, Tensor]:
-        """The weights that many updates beyond a version; before the first update there is nothing to go by."""
+        """The weights `ahead` updates after a version; before the first update, the newest ones."""
         if (version, ahead) not in self.known:
             update = self.begun + version
             options = [self._options_of(update + i) for i in range(ahead)] if update else []
@@ -170,28 +172,31 @@ class PredictionOracle:
     def _linear(self, past: torch.optim.Optimizer, options: list[Options]) -> list[Tensor]:
         if not options:
             return [weight.detach() for weight in _weights(past)]
-        way = partial(direction, type(past).__name__, printed=self.printed)
+        rule = partial(direction, type(past).__name__, printed=self.printed)
         return [
-            weight.detach().add(way(weight, group, past.state[weight]), alpha=-sum(float(one["lr"]) for one in each))
-            for group, *each in zip(past.param_groups, *options, strict=True)
+            weight.detach().add(
+                rule(weight, group, past.state[weight]),
+                alpha=-sum(float(update["lr"]) for update in coming),
+            )
+            for group, *coming in zip(past.param_groups, *options, strict=True)
             for weight in group["params"]
         ]
 
     def _decayed(self, past: torch.optim.Optimizer, options: list[Options]) -> list[Tensor]:
-        ghost = copy.deepcopy(past)
-        for each in options:
-            for group, one in zip(ghost.param_groups, each, strict=True):
-                group |= one
-            for weight in _weights(ghost):
+        shadow = copy.deepcopy(past)
+        for update in options:
+            for group, scheduled in zip(shadow.param_groups, update, strict=True):
+                group |= scheduled
+            for weight in _weights(shadow):
                 weight.grad = torch.zeros_like(weight)
-            ghost.step()
-        return [weight.detach() for weight in _weights(ghost)]
+            shadow.step()
+        return [weight.detach() for weight in _weights(shadow)]
 
     def _options_of(self, update: int) -> Options:
-        optimizer, scheduler = self.scout
+        optimizer, scheduler = self.shadow
         while len(self.options) <= update:
             optimizer.step()  # without gradients: it does nothing
-            with contextlib.suppress(ValueError):  # one that has come to its end keeps its last rate
+            with contextlib.suppress(ValueError):  # a scheduler that has ended keeps its last rate
                 if scheduler is not None:
                     scheduler.step()
             self.options.append(_options(optimizer))
@@ -227,7 +232,7 @@ class PredictionOracle:
             own = [param for param, chunks in self.holders.items() if min(chunks) in chunks_of]
             torch.nn.utils.clip_grad_norm_(own, self.clip_norm)
         self.gradients = {param: param.grad.clone() for param in self.order if param.grad is not None}
-        self.optimizer.step()  # which may write over them
+        self.optimizer.step()  # which may overwrite them
         if self.scheduler is not None:
             self.scheduler.step()
         self.updates += 1
