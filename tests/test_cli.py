@@ -1,4 +1,4 @@
-"""The command line by hand: good input, bad input, exit codes, and data that reads back."""
+"""The command line: good input, bad input, exit codes, and JSON that reads back."""
 
 import json
 import os
@@ -30,13 +30,13 @@ def data(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 
 def test_schedules_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
-    names = [one["name"] for one in data(capsys, "schedules")]
+    names = [method["name"] for method in data(capsys, "schedules")]
     text = out(capsys, "schedules")
     assert len(names) == 10
     assert all(name in text for name in names)
 
 
-def test_simulate_prints_the_figures_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_prints_figures(capsys: pytest.CaptureFixture[str]) -> None:
     figures = data(capsys, "simulate", "wpipe", "--stages", "8", "--microbatches", "8")
     assert figures["bubble"] == 0
     assert figures["throughput"] == pytest.approx(1 / 3)
@@ -46,7 +46,7 @@ def test_simulate_prints_the_figures_that_were_asked_for(capsys: pytest.CaptureF
     assert figures["messages_per_microbatch"] == 30
     assert [memory["extra_versions"] for memory in figures["memory"]] == [0.5] * 8
     text = out(capsys, "simulate", "wpipe", "--stages", "8", "--microbatches", "8")
-    assert re.search(r"^idle of fill and drain +10.5$", text, re.MULTILINE)
+    assert re.search(r"^idle time of fill and drain +10.5$", text, re.MULTILINE)
 
 
 def test_costs_come_from_options_or_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_draw_prints_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_draw_fills_the_width_with_an_endless_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
-    """No rank may run dry in the columns shown, however wide: the window is long enough."""
+    """However wide: enough mini-batches are drawn that no rank is idle at the right edge."""
     odd = ["--forward", "0.001", "--backward", "100.0003"]  # columns are longer than a forward then
     assert out(capsys, "draw", "2bw", *SIZES, "--width", "100", *odd).splitlines()[3].split()[-1] != "."
     for width in (80, 200, 400):
@@ -98,20 +98,20 @@ def test_draw_writes_each_kind_of_file(capsys: pytest.CaptureFixture[str], tmp_p
     }
 
 
-def test_check_tells_the_rules_and_writes_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_check_lists_the_rules_and_writes_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     verdict = data(capsys, "check", "wpipe", *SIZES, "-o", str(path))
     assert verdict["slots"] == 2
     assert "law" in verdict["rules"]
     assert data(capsys, "check", str(path))["in_flight"] == verdict["in_flight"]
     assert data(capsys, "simulate", str(path))["versions"] == [2] * 4 + [1] * 4
-    assert "a link has to hold 2 unread messages" in out(capsys, "check", str(path))
+    assert "a link needs room for 2 unread messages" in out(capsys, "check", str(path))
 
 
-def test_a_schedule_of_your_own_by_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_schedule_by_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for name in ("examples/own_schedule.py:stale", "examples.own_schedule:stale"):
-        assert "no law is known" in out(capsys, "check", name, *SIZES)
+        assert "law: none is known" in out(capsys, "check", name, *SIZES)
         assert data(capsys, "simulate", name, *SIZES)["versions"] == [1, 1, 1, 1]
     assert "every rule holds" in out(capsys, "check", "examples/v_shape.csv")
 
@@ -140,15 +140,15 @@ BAD: list[tuple[list[str], str]] = [
     (["simulate", "2bw", *SIZES, "--forward", "1e-320"], "must be 0 or a number from"),
     (["simulate", "README.md"], "there is no schedule 'README.md'"),
     (["simulate", "own.py", *SIZES], "own.py:function"),
-    (["simulate", "2bw", *SIZES, "--microbatch", "2"], "did you mean '--microbatches'?; 'weft simulate --help'"),
-    (["draw", "2bw", *SIZES, "--until", "3"], "--until goes with -o FILE.svg"),
+    (["simulate", "2bw", *SIZES, "--microbatch", "2"], "did you mean '--microbatches'?; see 'weft simulate --help'"),
+    (["draw", "2bw", *SIZES, "--until", "3"], "--until needs -o FILE.svg"),
     (["draw", "2bw", *SIZES, "-o", "x.svg", "--width", "80"], "are for the terminal"),
     (["draw", "2bw", *SIZES, "--minibatches", "10000000"], "keeping every block"),
     (["check", "2bw", *SIZES, "--in-flight", "nan"], "in_flight must be a number above 0"),
     (["simulate", "2bw", *SIZES, "--costs", "none.json"], "can't be read"),
     (["simulate", "none.csv"], "can't be read: No such file"),
     (["simulate", "none:function", *SIZES], "can't be imported"),
-    (["simulate", "none.py:function", *SIZES], "is not there"),
+    (["simulate", "none.py:function", *SIZES], "does not exist"),
     (["simulate", "json:dumps", *SIZES], "json:dumps failed (TypeError"),
     (["simulate", "json:nothing", *SIZES], "has no 'nothing'"),
     (["draw", "2bw", *SIZES, "-o", "x.png"], "ends in .svg, .html, .json"),
@@ -158,7 +158,7 @@ BAD: list[tuple[list[str], str]] = [
     (["draw", "2bw", *SIZES, "--width", "0"], "width"),
     (["draw", "2bw", *SIZES, "--minibatches", "0"], "minibatches must be a whole number"),
     (["draw", "2bw", *SIZES, "--colour", "pink"], "invalid choice"),
-    (["draw", "2bw", *SIZES, "-o", "x.html", "--until", "3"], "--until goes with -o FILE.svg"),
+    (["draw", "2bw", *SIZES, "-o", "x.html", "--until", "3"], "--until needs -o FILE.svg"),
     (["draw", "2bw", *SIZES, "-o", "x.svg", "--until", "-3"], "must be above 0"),
     (["check", "2bw", *SIZES, "-o", "x.svg"], "ends in .csv"),
     (["check", "2bw", *SIZES, "--slots", "0"], "slots must be a whole number"),
@@ -183,7 +183,7 @@ def test_a_mistake_gets_one_clear_line_and_exit_code_2(
     assert captured.err.startswith("weft: ")
     assert words in captured.err.splitlines()[0]
     grid = captured.err.splitlines()[1:]
-    assert all("rank" in line for line in grid)  # nothing but the grid of a broken rule may follow
+    assert all("rank" in line for line in grid)  # only the grid of a broken rule may follow
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,7 +203,7 @@ def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "weft", *arguments], text=True, timeout=60, **more)
 
 
-def test_as_a_module_with_version_and_help() -> None:
+def test_python_m_weft_has_version_and_help() -> None:
     version = run("--version", capture_output=True)
     assert (version.returncode, version.stdout) == (0, f"weft {weft.__version__}\n")
     text = run("--help", capture_output=True).stdout
@@ -221,7 +221,7 @@ def test_an_output_that_is_full_or_closed_gives_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_colour_follows_the_terminal_and_its_wishes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_colour_follows_the_terminal_and_no_color(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -238,7 +238,7 @@ def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path: Path) -> 
     assert (tmp_path / "x.svg").read_text() == (ROOT / "docs" / "wpipe.svg").read_text()
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = run(

@@ -1,4 +1,4 @@
-"""What the command line takes: arguments that several commands share, and what is made of them."""
+"""Arguments that several commands share, and the schedules and costs that they name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from weft.text import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that tells a mistake in one line, as everything else here does."""
+    """A parser that reports a mistake in one line, with a suggestion for an unknown option."""
 
     def error(self, message: str) -> NoReturn:
-        raise WeftError(f"{message}; '{self.prog} --help' tells more")
+        raise WeftError(f"{message}; see '{self.prog} --help'")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """With a hint for options that nobody knows."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             parser: argparse.ArgumentParser = getattr(parsed, "parser", self)
@@ -29,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -44,56 +43,64 @@ def number(text: str) -> float:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print data instead of text (mistakes stay text)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", help="a name that 'weft schedules' lists, a file.csv, file.py:function or package.module:function"
     )
-    parser.add_argument("--stages", type=whole, metavar="P", help="ranks of the pipeline")
-    parser.add_argument("--microbatches", type=whole, metavar="M", help="micro-batches a mini-batch")
-    parser.add_argument("--chunks", type=whole, metavar="V", help="chunks a rank (interleaved; default 2)")
+    parser.add_argument("--stages", type=whole_number, metavar="P", help="number of stages")
+    parser.add_argument("--microbatches", type=whole_number, metavar="M", help="micro-batches of a mini-batch")
+    parser.add_argument("--chunks", type=whole_number, metavar="V", help="interleaved: chunks of each rank (default 2)")
     parser.add_argument(
         "--warmup",
-        type=whole,
+        type=whole_number,
         metavar="N",
-        help="N times the forwards ahead, to hide slow links (2bw, wpipe; default 1)",
+        help="2bw, wpipe: multiply the forwards ahead by N, to hide slow links (default 1)",
     )
     parser.add_argument(
-        "--versions", metavar="WHICH", help="xpipe, spectrain, pipeoptim: published (default) or exact count"
+        "--versions",
+        metavar="WHICH",
+        help="xpipe, spectrain, pipeoptim: count of versions to predict, published (default) or exact",
     )
     parser.add_argument(
         "--predict",
         metavar="WHICH",
-        help="2bw, wpipe: predict, the backward at the same (published) or the newest (exact)",
+        help="2bw, wpipe: predict weights; backward at the same (published) or at the newest version (exact)",
     )
-    parser.add_argument("--vertical-sync", action="store_true", default=None, help="pipedream with vertical sync")
+    parser.add_argument("--vertical-sync", action="store_true", default=None, help="pipedream: vertical sync")
     add_json(parser)
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:
-    costs = parser.add_argument_group("costs", "times and bytes of a whole stage, in units of your choice")
+    costs = parser.add_argument_group("costs", "time and bytes of a whole stage, in any unit")
     costs.add_argument("--forward", type=number, metavar="T", help="time of a micro-batch's forward (default 1)")
     costs.add_argument("--backward", type=number, metavar="T", help="time of its backward (default 2)")
     costs.add_argument("--update", type=number, metavar="T", help="time of an update (default 0)")
     for name, default, words in (
         ("activation", 1, "kept from a forward to its backward"),
-        ("input", 0, "handed over from chunk to chunk, over links too"),
+        ("input", 0, "sent from chunk to chunk"),
         ("weight", 1, "of one version of the weights"),
         ("gradient", 1, "of the gradients"),
         ("optimizer", 2, "of the optimizer's state"),
     ):
         costs.add_argument(f"--{name}-bytes", type=number, metavar="N", help=f"{words} (default {default})")
-    costs.add_argument("--recompute", action="store_true", default=None, help="keep inputs only, run forwards twice")
-    costs.add_argument("--latency", type=number, metavar="T", help="time of a hop (default 0)")
-    costs.add_argument("--bandwidth", type=number, metavar="N", help="bytes a time of a link (default: without limit)")
-    costs.add_argument("--no-overlap", action="store_true", default=None, help="sending stops the sender's compute")
-    costs.add_argument("--costs", metavar="FILE", help="costs of each chunk and link, as JSON, instead of all these")
+    costs.add_argument(
+        "--recompute", action="store_true", default=None, help="keep only inputs, and repeat the forward"
+    )
+    costs.add_argument("--latency", type=number, metavar="T", help="time of a message, without its bytes (default 0)")
+    costs.add_argument(
+        "--bandwidth", type=number, metavar="N", help="bytes per unit of time on a link (default: unlimited)"
+    )
+    costs.add_argument("--no-overlap", action="store_true", default=None, help="a rank does not compute while it sends")
+    costs.add_argument(
+        "--costs", metavar="FILE", help="JSON file with the costs of each chunk and link, instead of these options"
+    )
 
 
 def schedule_of(arguments: argparse.Namespace, *, verified: bool = True) -> Schedule:
-    """The schedule that the arguments name; a user's own is verified, unless the caller will do that."""
+    """The schedule that the arguments name; a user's schedule is verified, unless the caller does that."""
     name: str = arguments.name
     options = {key: getattr(arguments, key) for key in ("chunks", "warmup", "versions", "predict", "vertical_sync")}
     options = {key: value for key, value in options.items() if value is not None}
@@ -102,15 +109,15 @@ def schedule_of(arguments: argparse.Namespace, *, verified: bool = True) -> Sche
         schedule = load_csv(name)
         given = [key for key, value in sizes.items() if value not in (None, getattr(schedule, key))] + list(options)
         if given:
-            raise WeftError(f"{name} says itself what it is; leave --{given[0].replace('_', '-')} out")
+            raise WeftError(f"{name} is complete; leave --{given[0].replace('_', '-')} out")
     elif name in METHODS:
         return by_name(name, **_all_of(sizes, name), **options)
     elif ":" in name:
         schedule = load_schedule_function(name)(**_all_of(sizes, name), **options)
     elif name.endswith(".py"):
-        raise WeftError(f"a file may hold several functions; name the one that builds the schedule: {name}:function")
+        raise WeftError(f"a file may have several functions; name the one that builds the schedule: {name}:function")
     else:
-        return by_name(name, stages=1, microbatches=1)  # which tells that there is none of that name
+        return by_name(name, stages=1, microbatches=1)  # raises, with a suggestion
     if verified:
         verify(schedule)
     return schedule
@@ -125,8 +132,8 @@ def _all_of(sizes: dict[str, int | None], name: str) -> dict[str, Any]:
 def cost_of(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
     """The costs that the arguments give."""
     given = {key: value for key, value in vars(arguments).items() if value is not None}
-    stage = {one: given[one] for one in _STAGE if one in given}
-    link = {one.name: given[one.name] for one in fields(Link) if one.name in given}
+    stage = {name: given[name] for name in _STAGE if name in given}
+    link = {field.name: given[field.name] for field in fields(Link) if field.name in given}
     if "no_overlap" in given:
         link["overlap"] = False
     if "costs" in given:
@@ -134,7 +141,7 @@ def cost_of(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
             raise WeftError(f"--costs holds all costs; leave --{next(iter(stage | link)).replace('_', '-')} out")
         return _from_file(given["costs"], schedule)
     if "bandwidth" in given and not given.get("input_bytes"):
-        raise WeftError("--bandwidth needs --input-bytes, what a micro-batch hands over: nothing travels without it")
+        raise WeftError("--bandwidth needs --input-bytes, the size of a message; without it nothing is sent")
     return Cost.uniform(schedule, **stage, link=Link(**link))
 
 

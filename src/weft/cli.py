@@ -1,4 +1,4 @@
-"""The command `weft`: one command a function. Never imports torch for what needs none."""
+"""The command line `weft`: one function for each command. Imports torch only for commands that need it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 from weft import __version__
 from weft import draw as pictures
 from weft import simulate as run_simulation
-from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, number, schedule_of, whole
+from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, number, schedule_of, whole_number
 from weft.errors import RunError, WeftError
 from weft.output import ROWS, print_table, write_text
 from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
 from weft.simulate import CATEGORIES, Cost, timeline
 from weft.text import format_count
 
-BROKEN = 1  # exit code for a run that broke
-MISTAKE = 2  # for a user's mistake
+FAILED = 1  # exit code of a failed run
+MISTAKE = 2  # of a user's mistake
 INTERRUPTED = 130
 
 
@@ -36,28 +36,26 @@ def run_parser(parser: argparse.ArgumentParser, arguments: list[str] | None) -> 
     try:
         parsed = parser.parse_args(arguments)
         parsed.run(parsed)
-        if sys.stdout is not None:  # closed from the start
+        if sys.stdout is not None:  # it was closed from the start
             sys.stdout.flush()
         return 0
     except WeftError as problem:
         print(f"{parser.prog}: {problem}", file=sys.stderr)
         return MISTAKE
     except MemoryError:
-        print(
-            f"{parser.prog}: this takes more memory than there is; use fewer stages or micro-batches", file=sys.stderr
-        )
+        print(f"{parser.prog}: out of memory; use fewer stages or micro-batches", file=sys.stderr)
         return MISTAKE
     except RunError as problem:
         print(f"{parser.prog}: {problem}", file=sys.stderr)
-        return BROKEN
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as problem:
         if problem.filename is not None:
             print(f"{parser.prog}: {problem.filename}: {problem.strerror}", file=sys.stderr)
-            return BROKEN
+            return FAILED
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(problem, BrokenPipeError):  # whoever read it has read enough
+        if isinstance(problem, BrokenPipeError):  # the reader has read enough
             return 0
         print(f"{parser.prog}: the output can't be written: {problem.strerror}", file=sys.stderr)
         return MISTAKE
@@ -99,9 +97,9 @@ def draw(arguments: argparse.Namespace) -> None:
     schedule = schedule_of(arguments)
     cost = cost_of(arguments, schedule)
     if arguments.until is not None and not (arguments.output or "").lower().endswith(".svg"):
-        raise WeftError("--until goes with -o FILE.svg; the other drawings can be cut by --width or zoomed")
+        raise WeftError("--until needs -o FILE.svg; use --width in a terminal, and zoom in other files")
     if arguments.output is not None and (arguments.width is not None or arguments.show_versions):
-        raise WeftError("--width and --show-versions are for the terminal; a file shows all of both")
+        raise WeftError("--width and --show-versions are for the terminal; a file shows everything")
     if arguments.output is None and not arguments.json:
         width = _or(arguments.width, shutil.get_terminal_size(fallback=(120, 24)).columns)
         minibatches = _or(arguments.minibatches, pictures.enough(schedule, cost, width=width))
@@ -143,7 +141,7 @@ def simulate(arguments: argparse.Namespace) -> None:
     print(schedule.title)
     print_table(("", ""), list(_headline(figures).items()))
     ranks = zip(figures["in_flight"], figures["bubbles"], figures["memory"], strict=True)
-    print("\npeak a rank: micro-batches in flight (in whole stages), then memory by category")
+    print("\npeaks of each rank: micro-batches in flight (in whole stages), memory by category")
     print_table(
         ("rank", "bubble", "in flight", *(name.replace("_", " ") for name in CATEGORIES), "total"),
         [
@@ -151,15 +149,15 @@ def simulate(arguments: argparse.Namespace) -> None:
             for rank, (held, bubble, memory) in enumerate(ranks)
         ],
     )
-    print("\nweights a chunk: versions held, updates late, updates predicted ahead")
+    print("\nweights of each chunk: versions held, delay in updates, updates predicted ahead")
     per_chunk = zip(schedule.placement, figures["versions"], figures["delay"], figures["ahead"], strict=True)
-    print_table(("chunk", "rank", "versions", "delay", "ahead"), [(k, *row) for k, row in enumerate(per_chunk)])
+    print_table(("chunk", "rank", "versions", "delay", "ahead"), [(chunk, *row) for chunk, row in enumerate(per_chunk)])
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Verify a schedule against every rule; write it as CSV if asked."""
+    """Verify a schedule against every rule; optionally write it as CSV."""
     if arguments.output is not None and not arguments.output.endswith(".csv"):
-        raise WeftError(f"-o takes a file that ends in .csv (got {arguments.output}); weft draw makes pictures")
+        raise WeftError(f"-o takes a file that ends in .csv (got {arguments.output}); use weft draw for pictures")
     schedule = schedule_of(arguments, verified=False)
     verdict = verify(schedule, slots=arguments.slots, in_flight=arguments.in_flight)
     if arguments.output is not None:
@@ -181,28 +179,28 @@ def check(arguments: argparse.Namespace) -> None:
     print(f"{schedule.title}: every rule holds ({verdict.actions} actions of {window} run)")
     print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
     if "law" not in verdict.rules:
-        print("law: no law is known for this schedule; its versions exist, live and die as they should")
+        print("law: none is known for this schedule; versions are created, read and freed correctly")
     in_flight = [f"{held:g}" for held in verdict.in_flight[:ROWS]] + ["…"] * (schedule.stages > ROWS)
     print(f"micro-batches in flight, by rank: {', '.join(in_flight)}")
-    print(f"a link has to hold {verdict.slots} unread message{'s' if verdict.slots > 1 else ''}")
+    print(f"a link needs room for {verdict.slots} unread message{'s' if verdict.slots > 1 else ''}")
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train a job: the built-in one, that of a file, or a run that goes on."""
+    """Train a job: the built-in one, that of a file, or that of a run to resume."""
     from weft.train.command import train as run
 
     run(arguments)
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Train a job under several schedules, and set them side by side."""
+    """Train a job under several schedules and compare them."""
     from weft.train.command import compare as run
 
     run(arguments)
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Write a run's model as one file that plain PyTorch loads."""
+    """Export the model of a run as one file for plain PyTorch."""
     from weft.train.command import export as run
 
     run(arguments)
@@ -210,7 +208,7 @@ def export(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command: what it runs and the arguments it takes."""
+    """The function of a command and its arguments."""
 
     run: Callable[[argparse.Namespace], None]
     arguments: Callable[[argparse.ArgumentParser], None]
@@ -219,58 +217,81 @@ class Command:
 def _draw_arguments(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="a .svg, .html or .json (Perfetto) file")
-    parser.add_argument("--minibatches", type=whole, metavar="N", help="window (default: the width, or 3 in a file)")
-    parser.add_argument("--until", type=number, metavar="T", help="draw the time before T only, in a .svg")
-    parser.add_argument("--width", type=whole, metavar="N", help="columns (default: the terminal's)")
+    parser.add_argument(
+        "--minibatches",
+        type=whole_number,
+        metavar="N",
+        help="mini-batches to draw (default: as many as fit; 3 in a file)",
+    )
+    parser.add_argument("--until", type=number, metavar="T", help="draw only the time before T (.svg)")
+    parser.add_argument("--width", type=whole_number, metavar="N", help="columns (default: the terminal's)")
     parser.add_argument("--colour", "--color", choices=("auto", "always", "never"), default="auto")
-    parser.add_argument("--show-versions", action="store_true", help="a line below each rank: weight versions read")
+    parser.add_argument("--show-versions", action="store_true", help="show the weight versions below each rank")
     add_costs(parser)
 
 
 def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser)
-    parser.add_argument("--minibatches", type=whole, metavar="N", help="window that the makespan is of")
+    parser.add_argument("--minibatches", type=whole_number, metavar="N", help="mini-batches of the makespan")
     add_costs(parser)
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the schedule to a .csv file")
-    parser.add_argument("--slots", type=whole, metavar="N", help="unread messages a link holds (default: as needed)")
-    parser.add_argument("--in-flight", type=number, metavar="X", help="micro-batches a rank may hold, in stages")
+    parser.add_argument(
+        "--slots", type=whole_number, metavar="N", help="unread messages that a link holds (default: as needed)"
+    )
+    parser.add_argument(
+        "--in-flight", type=number, metavar="X", help="limit of micro-batches in flight on a rank, in stages"
+    )
 
 
 def _job_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", nargs="?", metavar="JOB.toml", help="the job; all that it leaves out has a default")
+    parser.add_argument("job", nargs="?", metavar="JOB.toml", help="the job; every key has a default")
     parser.add_argument(
-        "--set", action="append", default=[], dest="sets", metavar="KEY=VALUE", help="such as schedule.name=xpipe"
+        "--set",
+        action="append",
+        default=[],
+        dest="sets",
+        metavar="KEY=VALUE",
+        help="set a key, such as schedule.name=xpipe",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
-    parser.add_argument("--max-restarts", type=whole, default=0, metavar="N", help="go on when a rank dies, N times")
+    parser.add_argument(
+        "--max-restarts", type=whole_number, default=0, metavar="N", help="restart up to N times when a rank dies"
+    )
     add_json(parser)
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _job_arguments(parser)
-    parser.add_argument("--print-config", action="store_true", help="print the whole job as TOML, and do nothing else")
-    parser.add_argument("--resume", metavar="RUN", help="go on with a run, from its latest checkpoint")
-    parser.add_argument("--checkpoint", metavar="WHICH", help="of --resume: latest, previous, best or a name")
+    parser.add_argument("--print-config", action="store_true", help="print the complete job as TOML and exit")
+    parser.add_argument("--resume", metavar="RUN", help="resume a run from its latest checkpoint")
+    parser.add_argument("--checkpoint", metavar="WHICH", help="with --resume: latest, previous, best or a name")
     parser.add_argument(
-        "--continue", action="store_true", dest="go_on", help="go on with the run of the job's name, or begin it"
+        "--continue", action="store_true", dest="go_on", help="resume the run with the job's name, or start it"
     )
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     _job_arguments(parser)
-    parser.add_argument("--schedules", metavar="A,B", help="default: 1f1b,2bw,wpipe,xpipe")
-    parser.add_argument("--seeds", type=whole, metavar="N", help="runs of each, from train.seed on (default: 1)")
-    parser.add_argument("--target", type=number, metavar="X", help="time to this metric (default: one that all reach)")
-    parser.add_argument("--resume", metavar="FOLDER", help="go on with a comparison; finished runs are kept")
+    parser.add_argument("--schedules", metavar="A,B", help="schedules to compare (default: 1f1b,2bw,wpipe,xpipe)")
+    parser.add_argument(
+        "--seeds",
+        type=whole_number,
+        metavar="N",
+        help="runs of each schedule, with seeds from train.seed on (default: 1)",
+    )
+    parser.add_argument(
+        "--target", type=number, metavar="X", help="report the time to this metric (default: the best that all reach)"
+    )
+    parser.add_argument("--resume", metavar="FOLDER", help="resume a comparison; finished runs are kept")
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="a run's folder, or its name in runs/")
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="where to (default: RUN/export)")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="destination (default: RUN/export)")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, previous, best or a name")
     add_json(parser)
 
@@ -289,16 +310,16 @@ COMMANDS: dict[str, Command] = {
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="weft",
-        description="Asynchronous pipeline-parallel training; schedules drawn, simulated and checked.",
+        description="Asynchronous pipeline-parallel training: train jobs; draw, simulate and check schedules.",
         epilog="Try: weft train, or weft draw wpipe --stages 4 --microbatches 4",
     )
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        words = (command.run.__doc__ or "").strip()
-        one = commands.add_parser(name, help=words, description=words, allow_abbrev=False)
-        command.arguments(one)
-        one.set_defaults(run=command.run, parser=one)
+        description = (command.run.__doc__ or "").strip()
+        subparser = commands.add_parser(name, help=description, description=description, allow_abbrev=False)
+        command.arguments(subparser)
+        subparser.set_defaults(run=command.run, parser=subparser)
     return parser
 
 
@@ -311,15 +332,15 @@ def _or(given: int | None, default: int) -> int:
 
 
 def _headline(figures: dict[str, Any]) -> dict[str, str]:
-    """The figures that people ask for first, in words."""
-    steady = "" if figures["steady"] else " (no steady state was found; the last mini-batches' mean)"
+    """The most important figures, as text."""
+    steady = "" if figures["steady"] else " (no steady state; mean of the last mini-batches)"
     return {
         "bubble, steady": f"{figures['bubble']:.2%}{steady}",
-        "throughput": f"{figures['throughput']:.6g} micro-batches a time",
+        "throughput": f"{figures['throughput']:.6g} micro-batches per unit of time",
         "time of a mini-batch": f"{figures['period']:.6g}",
-        "idle of fill and drain": f"{figures['fill']:.6g}",
+        "idle time of fill and drain": f"{figures['fill']:.6g}",
         f"makespan of {format_count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
-        "messages a micro-batch": f"{figures['messages_per_microbatch']:g}",
+        "messages per micro-batch": f"{figures['messages_per_microbatch']:g}",
     }
 
 
@@ -330,7 +351,7 @@ def _colour(arguments: argparse.Namespace) -> bool:
 
 
 def _amount(value: float) -> str:
-    """A number as people write it: 4,000,003 rather than 4e+06."""
+    """A number for reading: 4,000,003 rather than 4e+06."""
     return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 else f"{value:,.6g}"
 
 

@@ -1,4 +1,4 @@
-"""What a process is among others, by the variables that torchrun and its like set."""
+"""The rank of this process, by the environment variables that torchrun and similar launchers set."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def is_rank() -> bool:
-    """Whether this process was started as one rank of several, by torchrun say."""
+    """Whether a launcher such as torchrun started this process as a rank."""
     return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR"}
 
 
 def is_first() -> bool:
-    """Whether this is the process that speaks for all: the first rank, or one without others."""
+    """Whether this process prints and writes for all: rank 0, or a process without ranks."""
     return not is_rank() or os.environ["RANK"] == "0"

@@ -1,4 +1,4 @@
-"""A user's own function by name: `package.module:function` or `file.py:function`."""
+"""Loads a user's function by name: `package.module:function` or `file.py:function`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.errors import WeftError, one_line
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function behind a name; what it raises when it is called becomes a clear error."""
+    """The function of a name; an exception that it raises becomes a WeftError."""
     home, _, attribute = name.partition(":")
     try:
         module = _from_file(Path(home)) if home.endswith(".py") else _from_path(home)
@@ -39,21 +39,21 @@ def load(name: str) -> Callable[..., Any]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Run a file as a module, with its own folder to import from."""
+    """Import a file as a module; it can import from its folder."""
     if not path.is_file():
-        raise WeftError(f"{path} is not there; name a file or a package that is")
+        raise WeftError(f"{path} does not exist; name an existing file or package")
     spec = importlib.util.spec_from_file_location(f"weft_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # as the import statement does it; dataclasses need it
+    sys.modules[spec.name] = module  # as the import statement does; dataclasses need it
     _search(str(path.parent.resolve()))
     spec.loader.exec_module(module)
     return module
 
 
 def _from_path(name: str) -> ModuleType:
-    _search("")  # the current folder, as `python -m` has it
+    _search("")  # the current folder, as `python -m` does
     return importlib.import_module(name)
 
 

@@ -55,7 +55,7 @@ def test_what_goes_wrong_is_told_in_words(folder: Path) -> None:
         load_schedule_function(f"{home}:wrong")(stages=1, microbatches=1)
     with pytest.raises(WeftError, match=r"failed \(RuntimeError: no\)"):
         load_schedule_function(f"{home}:broken")(stages=1, microbatches=1)
-    with pytest.raises(WeftError, match="is not there"):
+    with pytest.raises(WeftError, match="does not exist"):
         load_schedule_function(f"{folder}/none.py:own")
     (folder / "bad.py").write_text("1 +")
     with pytest.raises(WeftError, match=r"can't be imported \(SyntaxError"):

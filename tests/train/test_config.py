@@ -102,11 +102,11 @@ def file(tmp_path: Path) -> Path:
         ("free", {"a": {"b": [1, "c", {"d": True}]}}, {"a": {"b": [1, "c", {"d": True}]}}),
     ],
 )
-def test_a_value_of_its_type_is_taken(key: str, value: Any, read: Any) -> None:
+def test_a_value_of_the_right_type_is_accepted(key: str, value: Any, read: Any) -> None:
     got = getattr(section(Job, {"train": {key: value}}).train, key)
     assert got == read
     assert type(got) is type(read)
-    assert not isinstance(got, list) or [type(one) for one in got] == [type(one) for one in read]
+    assert not isinstance(got, list) or [type(item) for item in got] == [type(item) for item in read]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_value_of_its_type_is_taken(key: str, value: Any, read: Any) -> None:
         ("clip", 3, "train.clip is a section (got 3); give its keys, such as train.clip.norm"),
     ],
 )
-def test_a_value_that_is_none_of_its_type_or_range_is_refused(key: str, value: Any, message: str) -> None:
+def test_a_value_of_another_type_or_out_of_range_is_refused(key: str, value: Any, message: str) -> None:
     assert refused({"train": {key: value}}).startswith(message)
 
 
@@ -159,7 +159,7 @@ def test_numbers_are_finite_unless_the_option_says_otherwise() -> None:
             section(Any_, {"strict": value})
 
 
-def test_a_default_is_nobodys_but_the_instances_own() -> None:
+def test_instances_do_not_share_defaults() -> None:
     Job().train.steps.append(3)
     Job().train.free["a"] = 1
     assert section(Job, {}) == Job()
@@ -167,7 +167,7 @@ def test_a_default_is_nobodys_but_the_instances_own() -> None:
     assert section(Job, {}).train.free == {}
 
 
-def test_a_type_that_no_key_can_have_is_the_programmers_error() -> None:
+def test_an_unsupported_type_is_a_programming_error() -> None:
     @dataclass(frozen=True)
     class Bad:
         when: complex = 0j
@@ -213,17 +213,17 @@ def test_a_type_that_no_key_can_have_is_the_programmers_error() -> None:
         ({"model": {"name": 3}}, "model.name must be one of gpt, resnet18, resnet50, or"),
     ],
 )
-def test_a_wrong_name_gets_its_path_the_known_ones_and_the_nearest(table: dict[str, Any], message: str) -> None:
+def test_an_unknown_name_fails_with_its_path_and_a_suggestion(table: dict[str, Any], message: str) -> None:
     got = refused(table)
     assert got == message if not message.endswith((":", "or")) else got.startswith(message)
 
 
-def test_a_section_read_by_itself_has_the_path_it_is_told() -> None:
+def test_a_section_alone_has_the_given_path() -> None:
     with pytest.raises(WeftError, match=r"^a\.b\.norm must be"):
         section(Clip, {"norm": "x"}, "a.b")
 
 
-def test_the_nearest_is_found_in_any_case() -> None:
+def test_suggestions_ignore_case() -> None:
     @dataclass(frozen=True)
     class Loud:
         kind: str = option("SGD", "", allowed=["SGD", "Adam"])
@@ -246,18 +246,18 @@ def test_the_name_of_a_tagged_section_chooses_its_keys() -> None:
 
 
 @pytest.mark.parametrize("name", ["pkg.mod:fn", "mod:fn", "mod:Class.make", "dir/file.py:fn", "C:\\dir\\file.py:fn"])
-def test_a_function_of_ones_own_takes_free_options(name: str) -> None:
+def test_a_user_function_takes_any_options(name: str) -> None:
     table = {"model": {"name": name, "options": {"width": 3, "deep": {"er": [1.5]}}}}
     assert section(Job, table).model == Custom(name=name, options={"width": 3, "deep": {"er": [1.5]}})
     assert "model.width: unknown key; keys of model" in refused({"model": {"name": name, "width": 3}})
 
 
 @pytest.mark.parametrize("name", ["mod:", ":fn", "mod:1", "mod:a b", "mod:a.", ":"])
-def test_half_a_function_is_none(name: str) -> None:
+def test_an_incomplete_function_name_is_refused(name: str) -> None:
     assert "or package.module:function" in refused({"model": {"name": name}})
 
 
-def test_where_no_function_is_allowed_none_is_offered() -> None:
+def test_functions_are_suggested_only_where_allowed() -> None:
     @dataclass(frozen=True)
     class Closed:
         data: Any = tagged({"resnet18": Resnet}, "resnet18", "")
@@ -294,7 +294,7 @@ def test_where_no_function_is_allowed_none_is_offered() -> None:
         ("train.clip.norm=inf", "clip", Clip(norm=math.inf)),
     ],
 )
-def test_set_reads_toml_and_else_text(text: str, key: str, value: Any) -> None:
+def test_set_reads_toml_or_plain_text(text: str, key: str, value: Any) -> None:
     got = getattr(load(Job, None, [text]).train, key)
     assert got == value
     assert type(got) is type(value)  # plain, so that anything can be done with it
@@ -326,11 +326,11 @@ def test_set_reads_toml_and_else_text(text: str, key: str, value: Any) -> None:
         ),
     ],
 )
-def test_set_is_named_in_its_errors(sets: list[str], message: str) -> None:
+def test_errors_of_set_name_it(sets: list[str], message: str) -> None:
     assert refused_load(None, *sets).startswith(message)
 
 
-def test_the_later_set_wins_and_all_win_over_the_file(file: Path) -> None:
+def test_set_overrides_the_file_and_the_last_one_wins(file: Path) -> None:
     file.write_text("[train]\nlr = 1\nupdates = 5\nfree = {a = 1, b = 2}\n")
     job = load(Job, file, ["train.lr=2", "train.free.b=4", "train.lr=3"])
     assert job.train == Train(lr=3.0, updates=5, free={"a": 1, "b": 4})
@@ -338,7 +338,7 @@ def test_the_later_set_wins_and_all_win_over_the_file(file: Path) -> None:
     assert load(Job, file) == load(Job, str(file), []) != job
 
 
-def test_another_name_by_set_leaves_the_files_keys_of_the_old_one_behind(file: Path) -> None:
+def test_another_name_by_set_drops_the_keys_of_the_old_name(file: Path) -> None:
     file.write_text('[model]\nname = "gpt"\nlayers = 4\n')
     assert load(Job, file, ["model.name=gpt"]).model == Gpt(layers=4)
     assert load(Job, file, ["model.stem=32", "model.name=resnet18"]).model == Resnet(name="resnet18", stem=32)
@@ -359,7 +359,7 @@ def test_another_name_by_set_leaves_the_files_keys_of_the_old_one_behind(file: P
     assert load(Job, file, ["model.name=a:c", "model.options.deep.est=2"]).model.options == {"deep": {"est": 2}}
 
 
-def test_what_a_file_says_wrongly_stays_wrong_whatever_is_set(file: Path) -> None:
+def test_set_does_not_excuse_a_mistake_in_the_file(file: Path) -> None:
     file.write_text('[model]\nname = "gpt"\nstem = 32\n')
     assert refused_load(file, "model.name=resnet18").startswith("job.toml: model.stem: unknown key; keys of")
     file.write_text('[train]\nlr = "fast"\n')
@@ -404,7 +404,7 @@ def test_a_bad_file_is_refused_with_its_name_and_place(file: Path, text: str, me
     assert refused_load(file).startswith(message)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     assert refused_load(tmp_path / "none.toml") == "job.toml can't be read: No such file or directory"
     assert refused_load(tmp_path) == "job.toml can't be read: Is a directory"
     (tmp_path / "latin.toml").write_bytes(b"# \xff")
@@ -413,7 +413,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_set_into_what_the_file_has_as_a_value(file: Path) -> None:
+def test_set_below_a_value_of_the_file_is_refused(file: Path) -> None:
     file.write_text("[train.free]\na = 1\n")
     assert refused_load(file, "train.free.a.b=1") == "--set train.free.a.b: train.free.a already has the value 1"
 
@@ -442,13 +442,13 @@ OWNED = st.builds(Custom, name=st.just('dir with "quotes"/é.py:fn'), options=FR
 
 @settings(max_examples=60)
 @given(st.builds(Job, train=TRAINS, method=st.sampled_from(["1f1b", "xpipe"]), model=NAMED | OWNED))
-def test_what_is_written_reads_as_the_same_job(job: Job) -> None:
+def test_a_written_job_reads_as_the_same_job(job: Job) -> None:
     assert section(Job, tomllib.loads(to_toml(job))) == job
     assert tomllib.loads(to_toml(job)) == as_dict(job)
     assert section(Job, as_dict(job)) == job
 
 
-def test_what_is_written_goes_through_a_file(file: Path) -> None:
+def test_a_written_file_reads_as_the_same_job(file: Path) -> None:
     job = Job(
         train=Train(note="\x7f\r\n\t\0\"'\\ \u2028 ☃ 😀", free={"": {"a.b": [], "é": {}}}), model=Custom(name="a:b")
     )
@@ -493,7 +493,7 @@ def test_a_comment_that_does_not_fit_beside_its_key_is_above_it() -> None:
     assert max(len(line) for line in lines) <= 120
 
 
-def test_what_toml_cannot_hold_is_not_written() -> None:
+def test_a_value_that_toml_can_not_hold_is_refused() -> None:
     with pytest.raises(WeftError, match=r"^train\.free\.a must be a string .* \(got None\)$"):
         to_toml(Job(train=Train(free={"a": None})))
 
