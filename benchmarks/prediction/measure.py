@@ -17,10 +17,10 @@ from benchmarks.prediction.ranks import MICROBATCHES, OPTIMIZERS, PAIRS, SAMPLED
 
 SEEDS, UPDATES = (0, 1, 2), 150
 SETTINGS = ((2, 4e-3), (8, 4e-3), (2, 1.6e-2))  # micro-batches, learning rate
-QUICK_SETTINGS, QUICK_UPDATES = ((8, 4e-3),), 4
+QUICK_SETTINGS, QUICK_UPDATES = ((8, 4e-3),), 2
 ROUNDS = 5
 TELEMETRY = 50  # mini-batches between samples
-BUFFERS_AFTER = (10, 50, 100)  # updates
+BUFFERS_AFTER, QUICK_BUFFERS_AFTER = (10, 50, 100), (3, 6, 9)  # updates
 
 
 def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
@@ -75,8 +75,9 @@ def _differences(losses: list[float | None], base: list[float | None]) -> list[f
 
 def _cost(quick: bool) -> dict[str, Any]:
     rounds, load = 1 if quick else ROUNDS, os.getloadavg()[0]
+    buffers_after = QUICK_BUFFERS_AFTER if quick else BUFFERS_AFTER
     pairs, telemetry = [], {}
-    for optimizer in OPTIMIZERS:
+    for optimizer in list(OPTIMIZERS)[-1:] if quick else OPTIMIZERS:
         ranks = weft.launch(measure_windows, optimizer, rounds, quick, ranks=2, threads=1, timeout=START_TIMEOUT)
         for (with_, without), *measured in zip(PAIRS, *ranks, strict=True):
             slowest = [[max(window) for window in zip(*both, strict=True)] for both in zip(*measured, strict=True)]
@@ -85,17 +86,18 @@ def _cost(quick: bool) -> dict[str, Any]:
                 telemetry[optimizer] = [100 * (1 / ratio - 1) / TELEMETRY for ratio in ratios]
             else:
                 names = {"optimizer": optimizer, "with": str(with_), "without": str(without)}
-                pairs.append(names | {"ratios": ratios, "buffers": _buffers(with_, optimizer)})
-    return {"rounds": rounds, "load": load, "pairs": pairs, "telemetry": telemetry}
+                pairs.append(names | {"ratios": ratios, "buffers": _buffers(with_, optimizer, buffers_after)})
+    measured = {"pairs": pairs, "telemetry": telemetry}
+    return {"rounds": rounds, "load": load, "buffers_after": buffers_after} | measured
 
 
-def _buffers(contender: Contender, optimizer: str) -> list[float]:
-    """The largest buffers of a rank for predictions, in units of a chunk's weights, after some updates."""
+def _buffers(contender: Contender, optimizer: str, after: tuple[int, ...]) -> list[float]:
+    """The largest buffers of a rank for predictions, in units of a chunk's weights, after these updates."""
     batch, found = torch.randn(MICROBATCHES, 16), []
     pipe = contender.pipeline(nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), optimizer, stages=2)
-    for update in range(1, BUFFERS_AFTER[-1] + 1):
+    for update in range(1, after[-1] + 1):
         pipe.step(batch, batch)
-        if update in BUFFERS_AFTER:
+        if update in after:
             ranks = [rank["bytes"] for rank in pipe.report().ranks]
             chunks = len(pipe.schedule.chunks_of(0))
             found.append(max(nbytes["buffers"] / nbytes["weights"] * chunks for nbytes in ranks))

@@ -63,7 +63,8 @@ def _signed(values: Sequence[float]) -> str:
 
 def _cost(results: Results) -> str:
     cost = results["cost"]
-    head = ("optimizer", "with", "without", "throughput, with over without", "buffers after 10, 50, 100 updates")
+    buffers = f"buffers after {', '.join(map(str, cost['buffers_after']))} updates"
+    head = ("optimizer", "with", "without", "throughput, with over without", buffers)
     rows = [
         (
             pair["optimizer"],

@@ -34,22 +34,24 @@ def results_with(**seconds: list[float]) -> dict[str, Any]:
     return ENVIRONMENT | {"stages": {"4": {"even": case, "uneven": case}, "8": {"even": case}}}
 
 
-@pytest.fixture(scope="module")
-def quick() -> dict[str, Any]:
-    return measure(quick=True, cache=ResumeCache())
-
-
 @pytest.mark.slow
-def test_measured_over_simulated(quick: dict[str, Any]) -> None:
+def test_quick_form() -> None:
     """Sleeps never end early, so at most the simulated throughput, and a tenth more for what the windows cut off.
 
     Sleeps need no core, so that even on a busy machine asynchronous pipelines differ from ranks that take turns: 0.25.
     """
-    found = pages.ratios(quick["stages"]["4"]["even"])
+    results = ENVIRONMENT | measure(quick=True, cache=ResumeCache()) | {"form": "quick"}
+    found = pages.ratios(results["stages"]["4"]["even"])
     assert list(found) == NAMES
     for name, values in found.items():
         assert (0.4 if name in ASYNCHRONOUS else 0.15) < max(values) < 1.1, (name, values)
         assert len(values) == 3
+    tables = pages.tables(results)
+    assert tables.keys() == {"ratios", "milliseconds"}
+    assert "p = 4, even" in tables["ratios"]
+    assert ENVIRONMENT["environment"] in tables["ratios"]
+    assert "| weft wpipe warmup 2, m = 2p |" in tables["milliseconds"]
+    assert pages.plots(results).keys() == {"ratios.svg"}
 
 
 def test_asynchronous_contenders() -> None:
@@ -61,17 +63,6 @@ def test_asynchronous_contenders() -> None:
         "2bw warmup 2",
         "wpipe warmup 2",
     ]
-
-
-@pytest.mark.slow
-def test_pages_of_the_quick_form(quick: dict[str, Any]) -> None:
-    results = ENVIRONMENT | quick | {"form": "quick"}
-    tables = pages.tables(results)
-    assert tables.keys() == {"ratios", "milliseconds"}
-    assert "p = 4, even" in tables["ratios"]
-    assert ENVIRONMENT["environment"] in tables["ratios"]
-    assert "| weft wpipe warmup 2, m = 2p |" in tables["milliseconds"]
-    assert pages.plots(results).keys() == {"ratios.svg"}
 
 
 def test_simulated_times() -> None:
