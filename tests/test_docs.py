@@ -16,6 +16,7 @@ only:
 import json
 import math
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -283,6 +284,13 @@ def test_lines_are_short(page: Path) -> None:
     lines = enumerate(page.read_text("utf-8").splitlines(), start=1)
     long = [number for number, line in lines if len(line) > WIDTH and not line.startswith("|") and "://" not in line]
     assert not long
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_name_exists(page: str) -> None:
+    """`weft.Pipeline`, `weft.train.models.Net(…)`: packages, modules and what is in them."""
+    for name in re.findall(r"`(weft(?:\.\w+)+)", prose_of(page)):
+        assert pkgutil.resolve_name(name) is not None, name
 
 
 # CONTRIBUTING
