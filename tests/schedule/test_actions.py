@@ -1,4 +1,4 @@
-"""Actions: their text reads back, and rows are built and joined as they say."""
+"""Actions: their text can be parsed again, and rows are built and joined correctly."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def text(rows: np.ndarray) -> str:
 
 
 @given(st.sampled_from(list(Op)), st.integers(0, 32767), st.integers(-(2**31) + 1, 2**31 - 1))
-def test_the_text_of_an_action_reads_back(op: Op, chunk: int, index: int) -> None:
+def test_the_text_of_an_action_can_be_parsed(op: Op, chunk: int, index: int) -> None:
     action = Action(op, chunk, index)
     assert Action.parse(str(action)) == action
     assert actions(as_rows([action])) == [action]
@@ -24,7 +24,7 @@ def test_the_text_of_an_action_reads_back(op: Op, chunk: int, index: int) -> Non
 @pytest.mark.parametrize(
     "bad", ["", "F", "0F", "F0", "0X0", "0F0 1", "-1F0", "0SEND_F1", "40000F0", "0F99999999999", "0f0"]
 )
-def test_what_is_no_action_is_refused(bad: str) -> None:
+def test_wrong_actions_are_refused(bad: str) -> None:
     with pytest.raises(WeftError, match=r"action"):
         Action.parse(bad)
 
@@ -40,7 +40,7 @@ def test_rows_take_numbers_ranges_lists_and_arrays() -> None:
         F(0, [0.5])  # type: ignore[list-item]
 
 
-def test_alternate_takes_turns_and_wants_equal_lengths() -> None:
+def test_alternate_needs_equal_lengths() -> None:
     assert text(alternate(F(0, range(2)), B(0, range(2)))) == "0F0 0B0 0F1 0B1"
     with pytest.raises(WeftError, match="lengths: 2, 1"):
         alternate(F(0, range(2)), B(0, 0))
@@ -55,5 +55,5 @@ def test_alternate_takes_turns_and_wants_equal_lengths() -> None:
         (9, "0F0 0F1 0F2 0B0 0B1 0B2"),
     ],
 )
-def test_pair_up_warms_up_takes_turns_and_drains(warmup: int, expected: str) -> None:
+def test_pair_up_warms_up_alternates_and_drains(warmup: int, expected: str) -> None:
     assert text(pair_up(F(0, range(3)), B(0, range(3)), warmup)) == expected

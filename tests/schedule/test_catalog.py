@@ -1,4 +1,4 @@
-"""Every combination of sizes either verifies or is refused with the reason and a remedy."""
+"""Every combination of sizes either verifies or is refused with a reason and a remedy."""
 
 import re
 from typing import Any
@@ -21,11 +21,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def fits(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> bool:
-    """Which sizes each method is defined for, told a second time."""
+    """Whether a method is defined for these sizes, independent of its code."""
     warmup: int = options.get("warmup", 1)
     fitting: dict[str, bool] = {
         "interleaved": microbatches % stages == 0,
-        "wpipe": any(  # turns of whole rounds, no fewer than the forwards ahead
+        "wpipe": any(  # turns of whole rounds, at least the forwards ahead
             microbatches % (rounds * stages) == 0
             for rounds in range(1, warmup + 1)
             if rounds * stages >= warmup * (stages - 1)
@@ -45,8 +45,8 @@ def check_built_or_refused(name: str, stages: int, microbatches: int, options: d
         weft.schedule(name, stages=stages, microbatches=microbatches, **options)
     remedy = re.search(r"; use (\d+)(?: or (\d+))?", str(refusal.value))
     assert remedy is not None
-    for better in filter(None, remedy.groups()):
-        weft.verify(weft.schedule(name, stages=stages, microbatches=int(better), **options))
+    for suggestion in filter(None, remedy.groups()):
+        weft.verify(weft.schedule(name, stages=stages, microbatches=int(suggestion), **options))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -57,17 +57,17 @@ def test_every_small_size_verifies_or_is_refused(name: str) -> None:
                 check_built_or_refused(name, stages, microbatches, options)
 
 
-@settings(max_examples=150)
+@settings(max_examples=30)
 @given(st.sampled_from(list(METHODS)), st.integers(1, 16), st.integers(1, 64), st.data())
 def test_every_size_verifies_or_is_refused(name: str, stages: int, microbatches: int, data: st.DataObject) -> None:
     options = data.draw(st.sampled_from(OPTIONS.get(name, [{}])))
     check_built_or_refused(name, stages, microbatches, options)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.sampled_from(["interleaved", "2bw", "wpipe"]), st.integers(1, 16), st.integers(1, 4), st.data())
-def test_multiples_of_the_stages_verify(name: str, stages: int, times: int, data: st.DataObject) -> None:
-    """What random sizes seldom hit."""
+def test_multiples_of_the_stages_verify_or_are_refused(name: str, stages: int, times: int, data: st.DataObject) -> None:
+    """Sizes that random draws seldom find."""
     options = data.draw(st.sampled_from(OPTIONS[name]))
     check_built_or_refused(name, stages, min(64 // stages, times) * stages, options)
 
@@ -75,7 +75,7 @@ def test_multiples_of_the_stages_verify(name: str, stages: int, times: int, data
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "4", None, True, float("nan"), float("inf")])
 @pytest.mark.parametrize("size", ["stages", "microbatches"])
 @pytest.mark.parametrize("name", METHODS)
-def test_sizes_that_are_none_are_refused(name: str, size: str, bad: Any) -> None:
+def test_wrong_sizes_are_refused(name: str, size: str, bad: Any) -> None:
     sizes: dict[str, Any] = {"stages": 4, "microbatches": 4} | {size: bad}
     with pytest.raises(WeftError, match=rf"{size} must be a whole number of 1 or more \(got {bad!r}\)"):
         weft.schedule(name, **sizes)
@@ -83,7 +83,7 @@ def test_sizes_that_are_none_are_refused(name: str, size: str, bad: Any) -> None
 
 @pytest.mark.parametrize("sizes", [(10**12, 10**12), (10**12, 1), (1, 10**12), (20_000, 20_000)])
 @pytest.mark.parametrize("name", METHODS)
-def test_absurd_sizes_are_refused_at_once(name: str, sizes: tuple[int, int]) -> None:
+def test_huge_sizes_are_refused_quickly(name: str, sizes: tuple[int, int]) -> None:
     with pytest.raises(WeftError, match=r"at most \d+ chunks.*use"):
         weft.schedule(name, stages=sizes[0], microbatches=sizes[1])
 

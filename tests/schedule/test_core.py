@@ -1,4 +1,4 @@
-"""A schedule refuses what it can't be; titles and parts are as given."""
+"""Schedules and weight policies check their arguments and are immutable."""
 
 from typing import Any
 
@@ -9,15 +9,16 @@ from weft import Schedule, WeftError, Weights
 from weft.schedule import B, F, join
 
 
-def one(**changes: Any) -> Schedule:
-    arguments: dict[str, Any] = {"name": "one", "stages": 1, "microbatches": 1, "streams": ["0F0 0B0"]}
+def single_stage(**changes: Any) -> Schedule:
+    arguments: dict[str, Any] = {"name": "single", "stages": 1, "microbatches": 1, "streams": ["0F0 0B0"]}
     return Schedule(**(arguments | changes))
 
 
-def test_streams_are_rows_texts_or_actions() -> None:
-    texts = one(streams=[["0F0", "0B0"]])
-    assert (texts.streams[0] == one().streams[0]).all()
-    assert (one(streams=weft.schedule("gpipe", stages=1, microbatches=1).streams).streams[0] == one().streams[0]).all()
+def test_streams_are_rows_strings_or_actions() -> None:
+    expected = single_stage().streams[0]
+    assert (single_stage(streams=[["0F0", "0B0"]]).streams[0] == expected).all()
+    rows = weft.schedule("gpipe", stages=1, microbatches=1).streams
+    assert (single_stage(streams=rows).streams[0] == expected).all()
 
 
 @pytest.mark.parametrize(
@@ -35,9 +36,9 @@ def test_streams_are_rows_texts_or_actions() -> None:
         ({"weights": Weights(delay=(1, 1))}, "one value per chunk"),
     ],
 )
-def test_what_it_can_not_be_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(WeftError, match=words):
-        one(**changes)
+        single_stage(**changes)
 
 
 @pytest.mark.parametrize(
@@ -50,30 +51,30 @@ def test_what_it_can_not_be_is_refused(changes: dict[str, Any], words: str) -> N
         ({"bellwether": 1}, "true or false"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(values: dict[str, Any], words: str) -> None:
+def test_wrong_policies_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(WeftError, match=words):
         Weights(**values)
 
 
-def test_the_title_says_what_it_is() -> None:
+def test_the_title_has_name_sizes_and_options() -> None:
     schedule = weft.schedule("interleaved", stages=1, microbatches=2, chunks=3)
     assert schedule.title == "interleaved, 1 stage, 2 micro-batches, chunks 3"
     assert schedule.chunks_of(0) == [0, 1, 2]
 
 
-def test_a_schedule_owns_its_rows() -> None:
+def test_a_schedule_copies_its_rows() -> None:
     rows = F(0, range(1))
-    schedule = one(streams=[join(rows, B(0, 0))])
+    schedule = single_stage(streams=[join(rows, B(0, 0))])
     rows["index"] = 5
-    assert (schedule.streams[0] == one().streams[0]).all()
+    assert (schedule.streams[0] == single_stage().streams[0]).all()
     with pytest.raises(ValueError, match="read-only"):
         schedule.streams[0]["index"] = 5
 
 
-def test_rows_are_taken_one_by_one_as_well() -> None:
-    assert (one(streams=[[*F(0, 0), *B(0, 0)]]).streams[0] == one().streams[0]).all()
+def test_a_stream_may_be_a_list_of_single_rows() -> None:
+    assert (single_stage(streams=[[*F(0, 0), *B(0, 0)]]).streams[0] == single_stage().streams[0]).all()
 
 
-def test_a_schedule_does_not_change() -> None:
+def test_a_schedule_is_immutable() -> None:
     with pytest.raises(AttributeError):
-        one().stages = 2  # type: ignore[misc]
+        single_stage().stages = 2  # type: ignore[misc]

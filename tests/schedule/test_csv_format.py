@@ -1,4 +1,4 @@
-"""CSV files: they read back, they are torch's own where torch can express the schedule, and bad ones are refused."""
+"""CSV files: they can be read again, match torch's files where torch can express the schedule, and are checked."""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,16 +13,16 @@ from weft.schedule import METHODS, load_csv, read_csv, torch_can_express, write_
 SYNCHRONOUS = ["gpipe", "1f1b", "interleaved", "zb-h1"]
 
 
-def same(one: Schedule, other: Schedule) -> bool:
+def same(schedule: Schedule, other: Schedule) -> bool:
     return (
-        (one.stages, one.microbatches, one.placement, one.weights)
+        (schedule.stages, schedule.microbatches, schedule.placement, schedule.weights)
         == (other.stages, other.microbatches, other.placement, other.weights)
-    ) and all((a == b).all() for a, b in zip(one.streams, other.streams, strict=True))
+    ) and all((a == b).all() for a, b in zip(schedule.streams, other.streams, strict=True))
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 4), (4, 4), (3, 6)])
-def test_every_schedule_reads_back_and_verifies(name: str, stages: int, microbatches: int) -> None:
+def test_every_schedule_can_be_read_again_and_verifies(name: str, stages: int, microbatches: int) -> None:
     schedule = weft.schedule(name, stages=stages, microbatches=microbatches)
     again = read_csv(write_csv(schedule), name=name)
     assert same(schedule, again)
@@ -31,14 +31,14 @@ def test_every_schedule_reads_back_and_verifies(name: str, stages: int, microbat
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_only_synchronous_schedules_are_torchs_form(name: str) -> None:
+def test_only_synchronous_schedules_use_torchs_form(name: str) -> None:
     schedule = weft.schedule(name, stages=4, microbatches=4)
     assert torch_can_express(schedule) == (name in SYNCHRONOUS)
     assert write_csv(schedule).startswith("# weft") == (name not in SYNCHRONOUS)
 
 
 class Stage:
-    """As much of torch's pipeline stage as its schedules ask for before they run."""
+    """The part of torch's pipeline stage that its schedules use before they run."""
 
     def __init__(self, index: int, ranks: int, chunks: int) -> None:
         self.stage_index, self.num_stages = index, chunks
@@ -58,7 +58,7 @@ def torch_schedule(kind: str, ranks: int, per_rank: int, microbatches: int) -> A
     ("kind", "name", "per_rank"),
     [("ScheduleInterleaved1F1B", "interleaved", 2), ("ScheduleInterleavedZeroBubble", "zb-h1", 1)],
 )
-def test_what_torch_writes_is_what_weft_builds(
+def test_files_of_torch_match_weft(
     kind: str, name: str, per_rank: int, ranks: int, microbatches: int, tmp_path: Path
 ) -> None:
     path = tmp_path / f"{name}.csv"
@@ -68,7 +68,7 @@ def test_what_torch_writes_is_what_weft_builds(
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_torch_reads_what_weft_writes(name: str, tmp_path: Path) -> None:
+def test_torch_reads_files_of_weft(name: str, tmp_path: Path) -> None:
     schedule = weft.schedule(name, stages=4, microbatches=8)
     path = tmp_path / "schedule.csv"
     path.write_text(write_csv(schedule))
@@ -80,7 +80,7 @@ def test_torch_reads_what_weft_writes(name: str, tmp_path: Path) -> None:
 
 
 def test_torchs_v_shaped_schedule_verifies(tmp_path: Path) -> None:
-    """A placement that no method of ours has: two neighbouring chunks on the last rank."""
+    """A placement that no method of weft has: two neighbouring chunks on the last rank."""
     path = tmp_path / "zbv.csv"
     torch_schedule("ScheduleZBVZeroBubble", 4, 2, 8)._dump_csv(str(path), format="compute_only")
     schedule = load_csv(path)
@@ -89,13 +89,13 @@ def test_torchs_v_shaped_schedule_verifies(tmp_path: Path) -> None:
     assert weft.simulate(schedule).bubble < weft.simulate(weft.schedule("1f1b", stages=4, microbatches=8)).bubble
 
 
-def test_idle_cells_and_torchs_marks_mean_nothing() -> None:
+def test_idle_cells_and_reduce_grad_are_ignored() -> None:
     schedule = read_csv("0F0,,0B0,0REDUCE_GRAD\n,1F0, ,1B0\n", name="own")
     assert same(schedule, read_csv("0F0,0B0\n1F0,1B0\n", name="own"))
     weft.verify(schedule)
 
 
-def test_a_file_may_hold_updates_and_a_policy() -> None:
+def test_a_file_may_contain_updates_and_a_policy() -> None:
     text = '# weft {"microbatches": 2, "weights": {"delay": [1, 0]}}\n0F0,0F1,0B-1,0U-1,0B0\n1F0,1B0,1F1,1B1,1U0\n'
     schedule = read_csv(text, name="own")
     assert schedule.weights == Weights(delay=(1, 0))
@@ -120,14 +120,14 @@ def test_a_file_may_hold_updates_and_a_policy() -> None:
         ('# weft {"weights": {"delay": [1, 1]}}\n0F0,0B0\n', "one value per chunk"),
     ],
 )
-def test_a_bad_file_is_refused_with_its_place(text: str, words: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_with_the_position(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(WeftError, match=rf"bad\.csv: .*{words}"):
         load_csv(path)
 
 
-def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"none\.csv can't be read: No such file"):
         load_csv(tmp_path / "none.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
@@ -135,7 +135,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
         load_csv(tmp_path / "binary.csv")
 
 
-def test_comments_and_what_editors_put_in_front_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "own.csv").write_bytes(b'\xef\xbb\xbf# one rank\r\n\r\n# weft {"name": "mine"}\r\n0F0,0B0\r\n')
+def test_comments_and_byte_order_marks_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_bytes(b'\xef\xbb\xbf# one rank\r\n\r\n# weft {"name": "custom"}\r\n0F0,0B0\r\n')
     schedule = load_csv(tmp_path / "own.csv")
-    assert (schedule.name, schedule.stages) == ("mine", 1)
+    assert (schedule.name, schedule.stages) == ("custom", 1)

@@ -1,4 +1,4 @@
-"""The grid in each method's docstring is the grid that its schedule draws."""
+"""The grid in the docstring of each method is the grid of its schedule."""
 
 from importlib import import_module
 
@@ -22,7 +22,7 @@ from weft.simulate import timeline
         ("wpipe", "wpipe", 4),
     ],
 )
-def test_the_docstring_shows_what_runs(module: str, name: str, stages: int) -> None:
+def test_the_docstring_shows_the_grid(module: str, name: str, stages: int) -> None:
     text = import_module(f"weft.schedule.methods.{module}").__doc__ or ""
     shown = [line.strip() for line in text.splitlines() if line.startswith("    rank ")]
     assert len(shown) == stages

@@ -1,6 +1,6 @@
-"""The law: what the lowering counts in the order of work is what DESIGN's formulas say.
+"""The law: the lowering, which counts updates in the order of work, agrees with DESIGN's formulas.
 
-The formulas are written here once more, with `math`, so that a slip in `law.py` shows.
+The formulas are written here independently, so that an error in `law.py` is noticed.
 """
 
 import math
@@ -10,18 +10,23 @@ import pytest
 import weft
 from weft.schedule import Op, Schedule, Step, lower
 
-SIZES = [(stages, microbatches) for stages in range(1, 17) for microbatches in (1, 2, 3, 4, 7, 8, 15, 16)]
+# every stage count and micro-batch count up to 16: all pairs of small ones, then pairs with many delays and with few
+SIZES = [
+    *((stages, microbatches) for stages in range(1, 6) for microbatches in (1, 2, 3, 4, 5, 8)),
+    *((6, 6), (7, 3), (8, 7), (9, 2), (10, 9), (11, 4), (12, 10), (13, 11), (14, 12), (15, 13), (16, 14), (16, 15)),
+    *((16, 16), (16, 5), (16, 1)),
+]
 
 
 def reads(schedule: Schedule) -> list[tuple[int, int, Step]]:
-    """Every pass of mini-batches that are late enough for nothing to be clipped: chunk, j, step."""
+    """Chunk, j and step of every pass, from the first mini-batch that can read a version of its full delay."""
     program = lower(schedule)
-    late = int(program.delay.max())
+    delay = int(program.delay.max())
     return [
         (step.action.chunk, step.action.index % schedule.microbatches, step)
         for rank in range(schedule.stages)
-        for step in program.steps(rank, minibatches=late + 2)
-        if step.action.op != Op.U and step.minibatch >= late
+        for step in program.steps(rank, minibatches=delay + 2)
+        if step.action.op != Op.U and step.minibatch >= delay
     ]
 
 
@@ -50,7 +55,7 @@ def test_vertical_sync_reads_one_version_on_all_stages() -> None:
 
 
 @pytest.mark.parametrize("warmup", [1, 2])
-def test_2bw_is_one_update_late_everywhere(warmup: int) -> None:
+def test_2bw_has_a_delay_of_1_everywhere(warmup: int) -> None:
     for stages, microbatches in [*SIZES, *((stages, 2 * (stages - 1)) for stages in range(2, 9))]:
         if microbatches >= max(stages, warmup * (stages - 1)):
             schedule = weft.schedule("2bw", stages=stages, microbatches=microbatches, warmup=warmup)
@@ -59,10 +64,10 @@ def test_2bw_is_one_update_late_everywhere(warmup: int) -> None:
 
 
 @pytest.mark.parametrize("warmup", [1, 2])
-def test_wpipe_is_one_update_late_in_its_first_group_only(warmup: int) -> None:
+def test_wpipe_has_a_delay_of_1_in_its_first_group_only(warmup: int) -> None:
     for stages in range(1, 17):
         fewest = stages if stages <= 2 else warmup * stages
-        for times in (1, 2, 3):
+        for times in (1, 2, 3) if stages <= 5 else (1 + stages % 3,):
             schedule = weft.schedule("wpipe", stages=stages, microbatches=times * fewest, warmup=warmup)
             for chunk, _, step in reads(schedule):
                 assert step.minibatch - step.version == (1 if chunk < stages else 0)
@@ -78,7 +83,7 @@ def test_spectrain_predicts_both_passes_from_the_newest_version() -> None:
             assert step.predicts == (step.ahead > 0)
 
 
-def test_pipeoptim_predicts_the_forward_and_takes_the_newest_backward() -> None:
+def test_pipeoptim_predicts_in_the_forward_only() -> None:
     for stages, microbatches in SIZES:
         for rank, j, step in reads(weft.schedule("pipeoptim", stages=stages, microbatches=microbatches)):
             newest = max(0, math.ceil((stages - 1 - rank - j) / microbatches))
@@ -103,8 +108,8 @@ def test_xpipe_lets_the_bellwether_predict_for_its_mini_batch(versions: str) -> 
             assert step.predicts == (step.ahead > 0 and j == 0)
 
 
-def test_the_published_and_the_exact_count_differ_where_the_paper_does() -> None:
-    """A negative control: the two forms of XPipe are not one."""
+def test_the_published_and_the_exact_count_differ() -> None:
+    """A negative control: the two forms of XPipe differ."""
     published = weft.schedule("xpipe", stages=4, microbatches=4)
     exact = weft.schedule("xpipe", stages=4, microbatches=4, versions="exact")
     assert published.weights.ahead == (2, 1, 1, 1)
@@ -113,15 +118,15 @@ def test_the_published_and_the_exact_count_differ_where_the_paper_does() -> None
     assert exact.weights.ahead_backward == (0, 0, 0, 0)
 
 
-def test_asynchronous_1f1b_counts_its_updates_as_the_law_says() -> None:
-    """Updates between a forward and its own mini-batch's, N = 2..16, m = 1..16; backwards all meet W_t."""
+def test_updates_between_a_forward_and_its_update() -> None:
+    """Updates between a forward and its mini-batch's update, for all N = 2..16 and m = 1..16; backwards run at W_t."""
     for stages in range(2, 17):
         for microbatches in range(1, 17):
             program = lower(weft.schedule("pipedream", stages=stages, microbatches=microbatches))
             for rank in range(stages):
                 seen: dict[int, int] = {}
                 updates = 0
-                for step in program.steps(rank, minibatches=program.drain + 3):
+                for step in program.steps(rank, minibatches=program.drain + 1):
                     if step.action.op == Op.U:
                         updates += 1
                     elif step.action.op == Op.F:
@@ -130,5 +135,5 @@ def test_asynchronous_1f1b_counts_its_updates_as_the_law_says() -> None:
                         assert updates == step.minibatch
                         j = step.action.index % microbatches
                         if step.minibatch >= program.drain:
-                            missed = updates - seen[step.action.index]
-                            assert missed == max(0, math.ceil((stages - 1 - rank - j) / microbatches))
+                            between = updates - seen[step.action.index]
+                            assert between == max(0, math.ceil((stages - 1 - rank - j) / microbatches))

@@ -8,10 +8,10 @@ import pytest
 from weft import WeftError
 from weft.schedule.user_schedule import load_schedule_function
 
-OWN = """
+USER_CODE = """
 from __future__ import annotations
 from dataclasses import dataclass
-from beside import STREAM
+from neighbour import STREAM
 import weft
 
 @dataclass
@@ -31,8 +31,8 @@ def broken(stages, microbatches):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "own_file.py").write_text(OWN)
-    (tmp_path / "beside.py").write_text('STREAM = "0F0 0B0"')
+    (tmp_path / "own_file.py").write_text(USER_CODE)
+    (tmp_path / "neighbour.py").write_text('STREAM = "0F0 0B0"')
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
     return tmp_path
@@ -47,7 +47,7 @@ def test_a_module_of_the_current_folder(folder: Path, monkeypatch: pytest.Monkey
     assert load_schedule_function("own_file:own")(stages=1, microbatches=1).name == "own"
 
 
-def test_what_goes_wrong_is_told_in_words(folder: Path) -> None:
+def test_errors_of_the_function_become_clear_messages(folder: Path) -> None:
     home = f"{folder}/own_file.py"
     with pytest.raises(WeftError, match="has no 'other'"):
         load_schedule_function(f"{home}:other")

@@ -1,4 +1,4 @@
-"""Each rule of the verifier can fail: a schedule is damaged in one way, and that rule speaks, at that place."""
+"""Each rule of the verifier can fail: a schedule is damaged in one way, and the error names that rule and position."""
 
 import pickle
 from collections.abc import Callable
@@ -92,23 +92,23 @@ def test_each_rule_can_fail(rule: str, words: str, build: Callable[[], Program])
         verify_program(build())
     assert caught.value.rule == rule
     assert words in caught.value.problem
-    assert RULES[rule] in str(caught.value)  # the rule in words
-    assert "[" in caught.value.grid  # the place, marked
+    assert RULES[rule] in str(caught.value)  # the text of the rule
+    assert "[" in caught.value.grid  # the marked position
 
 
-def test_every_rule_is_among_them() -> None:
+def test_every_rule_is_tested() -> None:
     assert {rule for rule, _, _ in BROKEN} == set(RULES)
 
 
-def test_the_good_one_is_good() -> None:
-    """The schedule that most damages start from breaks nothing."""
+def test_the_undamaged_schedule_verifies() -> None:
+    """The schedule that most cases start from breaks no rule."""
     verdict = verify_program(streams(*GOOD))
-    assert set(verdict.rules) == set(RULES) - {"law", "bounded"}  # for which a method or a limit is needed
+    assert set(verdict.rules) == set(RULES) - {"law", "bounded"}  # which need a known method or a limit
     assert verdict.in_flight == (2, 1)
     assert verdict.slots == 1
 
 
-def test_the_grid_marks_the_place() -> None:
+def test_the_grid_marks_the_action() -> None:
     with pytest.raises(ScheduleError) as caught:
         verify_program(streams(GOOD[0], "1F0 1F1 1B1 1U0 1B0"))
     assert caught.value.grid == (
@@ -116,14 +116,14 @@ def test_the_grid_marks_the_place() -> None:
     )
 
 
-def test_a_deadlock_marks_every_rank_that_waits() -> None:
+def test_a_deadlock_marks_every_waiting_rank() -> None:
     with pytest.raises(ScheduleError) as caught:
         verify_program(streams("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"))
     assert caught.value.grid.splitlines()[0].startswith("> rank 0  0F0 [0B0]")
     assert caught.value.grid.splitlines()[1].startswith("> rank 1  [1F1]")
 
 
-def test_a_limit_of_your_own() -> None:
+def test_a_given_limit() -> None:
     assert weft.verify(method("1f1b"), in_flight=4).in_flight == (4, 3, 2, 1)
     with pytest.raises(ScheduleError, match="bounded"):
         weft.verify(method("1f1b"), in_flight=3)
@@ -131,7 +131,7 @@ def test_a_limit_of_your_own() -> None:
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8, 16])
 def test_wpipes_ring_needs_more_slots_than_a_line_of_ranks(stages: int) -> None:
-    """Where links form a ring, a link must hold about half a turn; with one less, everybody waits."""
+    """Where links form a ring, a link must hold about half a turn; with one slot less, all ranks wait."""
     assert weft.verify(method("2bw", stages, stages)).slots == 1
     needed = weft.verify(method("wpipe", stages, stages)).slots
     assert needed == max(2, stages // 2)
@@ -141,19 +141,19 @@ def test_wpipes_ring_needs_more_slots_than_a_line_of_ranks(stages: int) -> None:
 
 
 def test_a_policy_for_the_predicting_wpipe_verifies() -> None:
-    """The place of WPipe with prediction: G0 predicts one update, its backward at the live or the predicted weights."""
+    """WPipe with prediction: G0 predicts one update; its backward reads the newest or the predicted weights."""
     plain = method("wpipe", 4, 8)
     ahead = (1,) * 4 + (0,) * 4
-    live = Weights(delay=plain.weights.delay, backward="newest", ahead=ahead, bellwether=True)
-    kept = Weights(delay=plain.weights.delay, ahead=ahead, bellwether=True)
-    for weights, forgets in ((live, Op.F), (kept, Op.B)):
+    newest = Weights(delay=plain.weights.delay, backward="newest", ahead=ahead, bellwether=True)
+    predicted = Weights(delay=plain.weights.delay, ahead=ahead, bellwether=True)
+    for weights, forgets in ((newest, Op.F), (predicted, Op.B)):
         program = lower(replace(plain, name="wpipe with prediction", weights=weights))
         verify_program(program)
         assert np.unique(program.op[program.forgets]).tolist() == [forgets]
         assert not program.dies[(program.op != Op.U)].any()  # no version is stashed
 
 
-def test_what_is_far_from_the_place_is_not_shown() -> None:
+def test_the_grid_shows_only_what_is_near() -> None:
     with pytest.raises(ScheduleError) as caught:
         weft.verify(method("1f1b", 16, 32), in_flight=15)
     lines = caught.value.grid.splitlines()
@@ -161,7 +161,7 @@ def test_what_is_far_from_the_place_is_not_shown() -> None:
     assert all(len(line.split()) <= 18 for line in lines)
 
 
-def test_an_error_passes_from_process_to_process() -> None:
+def test_an_error_can_be_pickled() -> None:
     with pytest.raises(ScheduleError) as caught:
         weft.verify(method("1f1b"), in_flight=3)
     again = pickle.loads(pickle.dumps(caught.value))

@@ -1,7 +1,7 @@
-"""Schedules and costs that several tests draw from.
+"""Schedules and costs for several tests.
 
-Times and sizes are whole numbers of eighths and bandwidths powers of two, so that floats are exact and equal
-means equal.
+Times and sizes are multiples of an eighth and bandwidths are powers of two, so that floats are exact and can be
+compared with ==.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pipeoptim", {}),
 )
 
-# three chunks on two ranks, updates left to weft; the second has one written by hand, later than need be
-OWN = (
+# three chunks on two ranks; the first without updates, the second with updates later than necessary
+CUSTOM = (
     Schedule(
         name="own",
         stages=2,
@@ -58,7 +58,7 @@ OWN = (
 
 
 def build(name: str, options: dict[str, Any], stages: int, microbatches: int) -> Schedule:
-    """The variant with that many micro-batches, or the next number that it takes."""
+    """The variant with this number of micro-batches, or the next number that it allows."""
     while True:
         try:
             return schedule(name, stages=stages, microbatches=microbatches, **options)
@@ -69,12 +69,12 @@ def build(name: str, options: dict[str, Any], stages: int, microbatches: int) ->
 @st.composite
 def schedules(draw: st.DrawFn, stages: int = 6, microbatches: int = 12) -> Schedule:
     if draw(st.integers(0, 9)) == 0:
-        return draw(st.sampled_from(OWN))
+        return draw(st.sampled_from(CUSTOM))
     name, options = draw(st.sampled_from(VARIANTS))
     return build(name, options, draw(st.integers(1, stages)), draw(st.integers(1, microbatches)))
 
 
-eighths = st.integers(0, 24).map(lambda one: one / 8)
+eighths = st.integers(0, 24).map(lambda number: number / 8)
 sizes = st.integers(0, 8).map(float)
 links = st.builds(
     Link, bandwidth=st.sampled_from([0.5, 1.0, 4.0, math.inf]), latency=eighths | st.just(0.0), overlap=st.booleans()
@@ -100,7 +100,7 @@ def chunk_costs(draw: st.DrawFn) -> ChunkCost:
 
 @st.composite
 def costs(draw: st.DrawFn, schedule: Schedule) -> Cost:
-    """Uneven costs, and links of which some differ."""
+    """Uneven costs, with different links between several ranks."""
     ranks = st.integers(0, schedule.stages - 1)
     return Cost(
         chunks=tuple(draw(chunk_costs()) for _ in range(schedule.chunks)),

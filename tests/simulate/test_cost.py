@@ -1,4 +1,4 @@
-"""Costs: what a stage's parts add up to, cost files, and what is refused."""
+"""Costs: division among chunks, cost files, and wrong values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_cost_is_a_number_from_0(field: str, value: Any) -> None:
 @pytest.mark.parametrize("field", ["forward", "backward", "update", "activation_bytes", "input_bytes", "weight_bytes"])
 @pytest.mark.parametrize("value", BAD, ids=lambda value: str(value)[:8])
 def test_a_cost_of_equal_stages_is_a_number_too(field: str, value: Any) -> None:
-    """Checked before it is divided among chunks, which would turn True into 0.5 and a text into a TypeError."""
+    """Checked before it is divided among chunks, which would turn True into 0.5 and a string into a TypeError."""
     with pytest.raises(WeftError, match="must be"):
         Cost.uniform(PIPE, **{field: value})
 
@@ -41,7 +41,7 @@ def test_bandwidth_is_above_0(value: Any) -> None:
         Link(bandwidth=value)
 
 
-def test_bandwidth_may_be_without_limit() -> None:
+def test_bandwidth_may_be_infinite() -> None:
     assert Link(bandwidth=math.inf) == Link()
 
 
@@ -64,14 +64,14 @@ def test_recompute_needs_the_input_among_the_activations() -> None:
         ChunkCost(recompute=True, activation_bytes=1, input_bytes=2)
 
 
-def test_numbers_of_any_size_that_a_float_can_add_up() -> None:
-    """Costs in seconds or in femtoseconds, in bytes or in exabytes: the same bubble."""
+def test_units_do_not_matter() -> None:
+    """In seconds or femtoseconds, the bubble is the same."""
     for unit in (1e-15, 1e-3, 1.0, 1e15):
         assert simulate(PIPE, Cost.uniform(PIPE, forward=unit, backward=2 * unit)).bubble == 0
 
 
-def test_costs_that_let_no_time_pass_are_refused() -> None:
-    with pytest.raises(WeftError, match="time"):
+def test_costs_of_0_are_refused() -> None:
+    with pytest.raises(WeftError, match="all times are 0"):
         simulate(PIPE, Cost.uniform(PIPE, forward=0, backward=0))
 
 
@@ -86,13 +86,13 @@ def test_a_stage_is_divided_among_its_chunks() -> None:
     }  # fmt: skip
 
 
-def test_one_entry_a_chunk() -> None:
+def test_one_entry_per_chunk() -> None:
     with pytest.raises(WeftError, match=r"one entry per chunk \(entries: 3, chunks of wpipe.*: 4\)"):
         simulate(PIPE, Cost(chunks=(ChunkCost(),) * 3))
 
 
 @pytest.mark.parametrize("edge", [(0, 2), (-1, 0), (5, 5)])
-def test_links_join_ranks_that_are_there(edge: tuple[int, int]) -> None:
+def test_links_join_existing_ranks(edge: tuple[int, int]) -> None:
     with pytest.raises(WeftError, match="links join ranks 0 to 1"):
         simulate(PIPE, Cost(chunks=(ChunkCost(),) * 4, links={edge: Link()}))
 
@@ -113,7 +113,7 @@ def test_a_cost_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "a cost file must be JSON"),
         ("{", "a cost file must be JSON"),
@@ -144,6 +144,6 @@ def test_a_cost_file() -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_a_cost_file_that_is_refused(text: str, says: str) -> None:
-    with pytest.raises(WeftError, match=says):
+def test_a_cost_file_that_is_refused(text: str, message: str) -> None:
+    with pytest.raises(WeftError, match=message):
         Cost.from_json(text)

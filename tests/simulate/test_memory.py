@@ -1,4 +1,4 @@
-"""What a rank holds, against hand-made sums and against the ledger."""
+"""The memory of a rank, compared with sums by hand and with the memory oracle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.simulate.cases import OWN, VARIANTS, build, costs, schedules
+from tests.simulate.cases import CUSTOM, VARIANTS, build, costs, schedules
 from tests.simulate.memory_oracle import moments
 
 from weft.schedule import Schedule, Weights, schedule, verify
@@ -15,24 +15,27 @@ from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, Simulation, simulat
 
 
 def expect_agreement(run: Simulation) -> None:
-    """Both peaks are the ledger's, and their categories are those of a moment at which the ledger has them."""
-    late = -min(int(rows["index"].min()) for rows in run.schedule.streams) // run.schedule.microbatches + 1
-    ledger = moments(run.schedule, run.cost, max(run.minibatches, late + max(run.delay) + 2))
-    for rank, (memory, held) in enumerate(zip(run.memory, ledger, strict=True)):
+    """Both peaks are those of the oracle, and their categories are those of a moment of the oracle's peak."""
+    reach = -min(int(rows["index"].min()) for rows in run.schedule.streams) // run.schedule.microbatches + 1
+    oracle = moments(run.schedule, run.cost, max(run.minibatches, reach + max(run.delay) + 2))
+    for rank, (memory, held) in enumerate(zip(run.memory, oracle, strict=True)):
         messages = held.pop("messages")
         apart = [dict(zip(held, values, strict=True)) for values in zip(*held.values(), strict=True)]
-        every = [one | {"buffers": one["buffers"] + some} for one, some in zip(apart, messages, strict=True)]
-        for found, moments_of_rank in ((memory.bytes, every), (memory.apart_from_messages, apart)):
+        whole = [
+            held_bytes | {"buffers": held_bytes["buffers"] + waiting}
+            for held_bytes, waiting in zip(apart, messages, strict=True)
+        ]
+        for found, moments_of_rank in ((memory.bytes, whole), (memory.apart_from_messages, apart)):
             assert set(found) == set(CATEGORIES) == set(held)
-            most = max(sum(one.values()) for one in moments_of_rank)
-            assert found in [one for one in moments_of_rank if sum(one.values()) == most], rank
+            peak = max(sum(moment.values()) for moment in moments_of_rank)
+            assert found in [moment for moment in moments_of_rank if sum(moment.values()) == peak], rank
         assert memory.total == sum(memory.bytes.values())
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_every_method_by_the_ledger(name: str, options: dict[str, Any], stages: int) -> None:
-    """Weights apart by powers of ten, so that every category that is wrong shows."""
+def test_every_method_by_the_oracle(name: str, options: dict[str, Any], stages: int) -> None:
+    """Sizes that differ by powers of ten, so that an error in any category is noticed."""
     schedule = build(name, options, stages, 4)
     whole = ChunkCost(
         forward=1, backward_input=1, backward_weight=1, update=0.5, activation_bytes=8, input_bytes=2,
@@ -42,18 +45,18 @@ def test_every_method_by_the_ledger(name: str, options: dict[str, Any], stages: 
 
 
 @given(st.data())
-@settings(max_examples=200)
-def test_uneven_costs_by_the_ledger(data: st.DataObject) -> None:
+@settings(max_examples=50)
+def test_uneven_costs_by_the_oracle(data: st.DataObject) -> None:
     schedule = data.draw(schedules(stages=4, microbatches=6))
     cost = data.draw(costs(schedule))
-    assume(any(one.forward + one.backward_input + one.backward_weight + one.update for one in cost.chunks))
+    assume(any(chunk.forward + chunk.backward_input + chunk.backward_weight + chunk.update for chunk in cost.chunks))
     run = simulate(schedule, cost)
     if run.minibatches * schedule.chunks * schedule.microbatches < 1000:
         expect_agreement(run)
 
 
 def test_one_stage_by_hand() -> None:
-    """F0 B0 F1 B1 U: weights 10 and optimizer 20 all the time, the gradient from the first B to the update."""
+    """F0 B0 F1 B1 U: weights 10 and optimizer 20 at all times, the gradient from the first B to the update."""
     run = simulate(
         schedule("1f1b", stages=1, microbatches=2),
         Cost(chunks=(ChunkCost(activation_bytes=5, weight_bytes=10, gradient_bytes=7, optimizer_bytes=20),)),
@@ -64,17 +67,17 @@ def test_one_stage_by_hand() -> None:
     assert run.memory[0].total == 42
 
 
-def test_recompute_keeps_inputs_and_one_whole_micro_batch() -> None:
-    """GPipe holds m inputs; while a backward runs, the activations of that one micro-batch are back."""
+def test_recompute_keeps_inputs_and_the_activations_of_one_micro_batch() -> None:
+    """GPipe holds m inputs; while a backward runs, also the activations of its micro-batch."""
     pipe = schedule("gpipe", stages=2, microbatches=4)
     kept = simulate(pipe, Cost.uniform(pipe, activation_bytes=8.0, input_bytes=1.0))
-    again = simulate(pipe, Cost.uniform(pipe, activation_bytes=8.0, input_bytes=1.0, recompute=True))
-    assert [one.bytes["activations"] for one in kept.memory] == [32, 32]
-    assert [one.bytes["activations"] for one in again.memory] == [11, 11]
-    assert again.period == 4 * (1 + 3) + 1 + 3
+    recomputed = simulate(pipe, Cost.uniform(pipe, activation_bytes=8.0, input_bytes=1.0, recompute=True))
+    assert [rank.bytes["activations"] for rank in kept.memory] == [32, 32]
+    assert [rank.bytes["activations"] for rank in recomputed.memory] == [11, 11]
+    assert recomputed.period == 4 * (1 + 3) + 1 + 3
 
 
-def test_what_has_arrived_waits_in_a_buffer() -> None:
+def test_arrived_messages_wait_in_a_buffer() -> None:
     """GPipe's second rank is twice as slow: while it runs the first of four forwards, two more arrive."""
     pipe = schedule("gpipe", stages=2, microbatches=4)
     chunks = (
@@ -82,12 +85,12 @@ def test_what_has_arrived_waits_in_a_buffer() -> None:
         ChunkCost(forward=2, activation_bytes=0, gradient_bytes=0, input_bytes=3),
     )
     run = simulate(pipe, Cost(chunks=chunks))
-    assert [one.bytes["buffers"] for one in run.memory] == [3, 6]
-    slow = Cost(chunks=chunks, links={(0, 1): Link(bandwidth=1.0)})  # one every 3: each is taken when it comes
+    assert [rank.bytes["buffers"] for rank in run.memory] == [3, 6]
+    slow = Cost(chunks=chunks, links={(0, 1): Link(bandwidth=1.0)})  # one every 3: each is taken at its arrival
     assert simulate(pipe, slow).memory[1].bytes["buffers"] == 3
 
 
-def test_bytes_apart_from_messages_are_those_of_their_own_moment() -> None:
+def test_the_peak_without_messages_may_be_at_another_moment() -> None:
     """GPipe's second rank is slower: two messages of 100 bytes wait while it holds 16, none while it holds 32."""
     pipe = schedule("gpipe", stages=2, microbatches=4)
     chunks = (
@@ -100,14 +103,14 @@ def test_bytes_apart_from_messages_are_those_of_their_own_moment() -> None:
 
 
 def test_split_backward_holds_activations_until_the_weight_gradient() -> None:
-    """ZB-H1: every rank holds p micro-batches, although 1F1B's last holds one."""
+    """ZB-H1: every rank holds p micro-batches, whereas the last rank of 1F1B holds one."""
     for name, held in (("zb-h1", [4, 4, 4, 4]), ("1f1b", [4, 3, 2, 1])):
         run = simulate(schedule(name, stages=4, microbatches=8))
-        assert [one.bytes["activations"] for one in run.memory] == held
+        assert [rank.bytes["activations"] for rank in run.memory] == held
 
 
-def test_two_gradients_of_a_chunk_when_its_update_comes_late() -> None:
-    """The update is written behind the next mini-batch's backward, so both gradients live at once."""
+def test_a_late_update_holds_two_gradients() -> None:
+    """The update comes after the backward of the next mini-batch, so both gradients exist at once."""
     own = Schedule(name="late", stages=1, microbatches=1, streams=("0F0 0B0 0U-1",), weights=Weights(delay=1))
     run = simulate(own, Cost(chunks=(ChunkCost(gradient_bytes=100),)))
     assert run.memory[0].bytes["gradients"] == 200
@@ -116,36 +119,38 @@ def test_two_gradients_of_a_chunk_when_its_update_comes_late() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "temporaries"),
     [
-        ("xpipe", {}, [2, 2, 2, 2]),  # forward's and backward's prediction of a mini-batch overlap
-        ("xpipe", {"versions": "exact"}, [1, 1, 1, 0]),  # the backward takes the newest; the last rank is never late
+        ("xpipe", {}, [2, 2, 2, 2]),  # the predictions of forward and backward of a mini-batch overlap
+        ("xpipe", {"versions": "exact"}, [1, 1, 1, 0]),  # the backward reads the newest; the last rank has no delay
         ("spectrain", {}, [1, 1, 1, 1]),  # while an action runs
         ("pipeoptim", {}, [1, 1, 1, 0]),
     ],
 )
 def test_predicted_weights_are_temporary(name: str, options: dict[str, Any], temporaries: list[int]) -> None:
     run = simulate(schedule(name, stages=4, microbatches=8, **options))
-    assert [one.bytes["buffers"] for one in run.memory] == temporaries
-    assert [one.bytes["extra_versions"] for one in run.memory] == [0, 0, 0, 0]
+    assert [rank.bytes["buffers"] for rank in run.memory] == temporaries
+    assert [rank.bytes["extra_versions"] for rank in run.memory] == [0, 0, 0, 0]
     assert run.versions == (1, 1, 1, 1)
 
 
-def test_predictions_that_the_backward_reads_again_do_not_pile_up() -> None:
-    """Each forward predicts and its own backward reads that prediction: as many as are in flight, p - r."""
+def test_predictions_that_the_backward_reuses_do_not_accumulate() -> None:
+    """Each forward predicts and its backward reuses the prediction: as many as are in flight, p - r."""
     order = schedule("pipedream", stages=2, microbatches=4).streams
     policy = Weights(delay=None, ahead=1)
     own = Schedule(name="own", stages=2, microbatches=4, streams=order, weights=policy)
     verify(own)
     run = simulate(own)
-    assert [one.bytes["buffers"] for one in run.memory] == [2, 1]
+    assert [rank.bytes["buffers"] for rank in run.memory] == [2, 1]
     expect_agreement(run)
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 @pytest.mark.parametrize("unit", [0.1, 0.3, 0.7, 1 / 3])
-def test_the_unit_of_time_changes_no_byte(name: str, options: dict[str, Any], unit: float) -> None:
-    """Messages that come at the very end of an action come then in any unit, whatever floats make of it."""
+def test_the_unit_of_time_does_not_matter(name: str, options: dict[str, Any], unit: float) -> None:
+    """A message that arrives exactly at the end of an action does so in every unit, despite rounding."""
     pipe = build(name, options, 4, 8)
-    bytes_of = [[one.bytes for one in simulate(pipe, _timed(pipe, forward)).memory] for forward in (12.0, 12.0 * unit)]
+    bytes_of = [
+        [rank.bytes for rank in simulate(pipe, _timed(pipe, forward)).memory] for forward in (12.0, 12.0 * unit)
+    ]
     assert bytes_of[0] == bytes_of[1]
 
 
@@ -156,9 +161,9 @@ def _timed(pipe: Schedule, forward: float) -> Cost:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("own", OWN, ids=lambda own: own.name)
-def test_own_schedules_by_the_ledger(own: Schedule) -> None:
+@pytest.mark.parametrize("custom", CUSTOM, ids=lambda custom: custom.name)
+def test_custom_schedules_by_the_oracle(custom: Schedule) -> None:
     expect_agreement(
-        simulate(own, Cost.uniform(own, forward=4.0, backward=8.0, input_bytes=2.0, link=Link(latency=0.5)))
+        simulate(custom, Cost.uniform(custom, forward=4.0, backward=8.0, input_bytes=2.0, link=Link(latency=0.5)))
     )
-    assert simulate(own).in_flight[1] == 2  # one chunk there; the rank with two counts half stages
+    assert simulate(custom).in_flight[1] == 2  # it has one chunk; on the rank with two, a chunk is half a stage

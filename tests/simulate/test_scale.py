@@ -1,6 +1,6 @@
-"""1,024 stages x 4,096 micro-batches: exact figures within the memory that is allowed, and linear work.
+"""1,024 stages x 4,096 micro-batches: exact figures within a limit of memory, and linear work.
 
-Time is measured in benchmarks/simulator, not asserted here: a busy machine would fail the test.
+Time is measured in benchmarks/simulator and not asserted here, because a busy machine would fail the test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.simulate import simulate
 figures = simulate(schedule(sys.argv[1], stages=int(sys.argv[2]), microbatches=int(sys.argv[3]))).as_dict()
 figures["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 status = pathlib.Path("/proc/self/status")
-if status.exists():  # what getrusage says includes the process that this one was forked from
+if status.exists():  # the figure of getrusage includes the parent process
     figures["peak"] = int(re.search("VmHWM: *\\\\s*([0-9]+)", status.read_text())[1]) * 1024
 json.dump(figures, sys.stdout)
 """
@@ -47,10 +47,12 @@ def figures(name: str, stages: int, microbatches: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("name", "part"), [("1f1b", 4), ("2bw", 4), ("wpipe", 1)])
+@pytest.mark.parametrize(
+    ("name", "part"), [("1f1b", 4), ("2bw", 4), ("wpipe", 4), pytest.param("wpipe", 1, marks=pytest.mark.slow)]
+)
 def test_the_steady_state_of_a_thousand_stages(name: str, part: int) -> None:
-    """In full where there is most to hold, two chunks a rank; the others at a quarter of the stages and micro-batches,
-    a sixteenth of the actions, in a sixteenth of the memory."""
+    """At a quarter of the stages and micro-batches, in a sixteenth of the memory; and at full size for wpipe, whose two
+    chunks per rank need most memory."""
     p, m = P // part, M // part
     found = figures(name, p, m)
     assert found["steady"] is True
@@ -66,8 +68,8 @@ def test_the_steady_state_of_a_thousand_stages(name: str, part: int) -> None:
     assert found["memory"][0]["activations"] == p
 
 
-class Looks:
-    """Counts what the machine looks at: entries of its arrivals, run or still waited for."""
+class ReadCounter:
+    """Counts the entries of `arrival` that the executor reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -91,44 +93,44 @@ class Looks:
 @pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe", "interleaved", "zb-h1"])
 @pytest.mark.parametrize("latency", [0.0, 0.3])
 def test_work_is_linear_in_the_actions(name: str, latency: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the actions, at most about twice as many looks."""
-    looks = Looks(monkeypatch)
+    """The number of reads per action stays about the same."""
+    reads = ReadCounter(monkeypatch)
 
-    def each(stages: int, microbatches: int) -> float:
-        looks.count = 0
+    def reads_per_action(stages: int, microbatches: int) -> float:
+        reads.count = 0
         pipe = schedule(name, stages=stages, microbatches=microbatches)
         found = simulate(pipe, Cost.uniform(pipe, link=Link(latency=latency)))
         assert found.steady
-        return looks.count / (pipe.chunks * microbatches)
+        return reads.count / (pipe.chunks * microbatches)
 
-    start = each(8, 32)
-    for stages, microbatches in ((8, 64), (8, 128), (16, 32), (16, 64), (32, 128)):
-        assert each(stages, microbatches) < 1.6 * start, (stages, microbatches)
+    start = reads_per_action(8, 32)
+    for stages, microbatches in ((8, 128), (16, 64), (32, 64)):
+        assert reads_per_action(stages, microbatches) < 1.6 * start, (stages, microbatches)
 
 
-@pytest.mark.parametrize("stages", [32, 192])
+@pytest.mark.parametrize("stages", [32, 96])
 def test_many_ranks_and_short_cycles_are_linear_too(stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one micro-batch a cycle is three rows long; ranks must not wait for each other's bookkeeping."""
-    looks = Looks(monkeypatch)
+    """With one micro-batch, a cycle has three rows; the bookkeeping must not make ranks wait."""
+    reads = ReadCounter(monkeypatch)
     window = timeline(schedule("pipedream", stages=stages, microbatches=1), minibatches=2 * stages)
-    assert looks.count < 4 * len(window.blocks)
+    assert reads.count < 4 * len(window.blocks)
 
 
 @pytest.mark.parametrize(
     ("doing", "call"),
     [
-        ("simulating", lambda: simulate(schedule("pipedream", stages=10_000, microbatches=1))),
-        ("checking", lambda: verify(schedule("pipedream", stages=2_000, microbatches=1))),
+        ("simulating", lambda: simulate(schedule("pipedream", stages=5_200, microbatches=1))),
+        ("checking", lambda: verify(schedule("pipedream", stages=900, microbatches=1))),
         ("keeping every block", lambda: timeline(schedule("1f1b", stages=64, microbatches=64), minibatches=10**9)),
     ],
 )
-def test_what_would_not_end_is_refused(doing: str, call: Callable[[], object]) -> None:
+def test_work_that_would_take_too_long_is_refused(doing: str, call: Callable[[], object]) -> None:
     with pytest.raises(WeftError, match=rf"^{doing}.* takes \d+ actions, but the limit is \d+.*; use fewer"):
         call()
 
 
 def test_a_short_window_keeps_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The makespan of a window needs its time only; a block an action would be gigabytes at full size."""
+    """The makespan of a window needs no blocks, which would be gigabytes at full size."""
     simulation = importlib.import_module("weft.simulate.simulation")
 
     def refuse(**_: object) -> None:

@@ -1,6 +1,6 @@
-"""A second opinion on time, in plain Python: it shares no code with weft's machine or its lowering.
+"""An independent computation of times, in plain Python: it shares no code with the executor or the lowering.
 
-It reads a schedule's streams, placement and number of micro-batches, and nothing else that weft derives.
+It reads a schedule's streams, placement and number of micro-batches, and nothing that weft derives from them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When an action ran, and when its input was there (None: it needs none)."""
+    """When an action ran, and when its input arrived (None: it needs none)."""
 
     rank: int
     start: float
@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 def order(schedule: Schedule, minibatches: int) -> list[list[Key]]:
-    """What each rank runs in a window, updates put behind the backward that completes a mini-batch."""
+    """The actions of each rank in a window, with updates after the backward that completes a mini-batch."""
     m, ranks = schedule.microbatches, []
     for stream in schedule.streams:
         rows = [Key(OPS[op], chunk, index) for op, chunk, index in stream.tolist()]
@@ -57,18 +57,18 @@ def order(schedule: Schedule, minibatches: int) -> list[list[Key]]:
     return ranks
 
 
-def spent(cost: ChunkCost, op: str) -> float:
-    again = cost.forward if cost.recompute else 0.0
-    times = {"F": cost.forward, "W": cost.backward_weight, "U": cost.update, "I": again + cost.backward_input}
+def duration(cost: ChunkCost, op: str) -> float:
+    recomputed = cost.forward if cost.recompute else 0.0
+    times = {"F": cost.forward, "W": cost.backward_weight, "U": cost.update, "I": recomputed + cost.backward_input}
     return times["I"] + times["W"] if op == "B" else times[op]
 
 
 def spans(schedule: Schedule, cost: Cost, minibatches: int) -> dict[Key, Span]:
-    """Start and end of every action of a window, by letting each rank go on for as long as it can."""
+    """Start and end of every action of a window, by running each rank as far as possible."""
     todo = [iter(run) for run in order(schedule, minibatches)]
     heads = [next(run, None) for run in todo]
     clock, free = [0.0] * schedule.stages, dict[tuple[int, int], float]()
-    arrived, done = dict[tuple[bool, int, int], float](), dict[Key, Span]()  # (backward, taker, micro) -> time
+    arrived, done = dict[tuple[bool, int, int], float](), dict[Key, Span]()  # (backward, receiver, micro) -> time
     last, moved = schedule.chunks - 1, True
     while moved:
         moved = False
@@ -80,20 +80,20 @@ def spans(schedule: Schedule, cost: Cost, minibatches: int) -> dict[Key, Span]:
                 if needs and when is None:
                     break
                 start = clock[rank] if when is None else max(clock[rank], when)
-                end = clock[rank] = start + spent(cost.chunks[chunk], op)
+                end = clock[rank] = start + duration(cost.chunks[chunk], op)
                 done[key] = Span(rank, start, end, when)
                 heads[rank], moved = next(todo[rank], None), True
-                taker = chunk + 1 if op == "F" else chunk - 1
-                if op not in "FBI" or not 0 <= taker <= last:
+                receiver = chunk + 1 if op == "F" else chunk - 1
+                if op not in "FBI" or not 0 <= receiver <= last:
                     continue
-                pair = (rank, schedule.placement[taker])
-                there = end
+                pair = (rank, schedule.placement[receiver])
+                arrival = end
                 if pair[0] != pair[1]:
                     link = cost.links.get(pair, cost.link)
-                    size = cost.chunks[max(chunk, taker)].input_bytes
+                    size = cost.chunks[max(chunk, receiver)].input_bytes
                     free[pair] = max(end, free.get(pair, 0.0)) + size / link.bandwidth
-                    there = free[pair] + link.latency
-                    clock[rank] = clock[rank] if link.overlap else there
-                arrived[op != "F", taker, micro] = there
+                    arrival = free[pair] + link.latency
+                    clock[rank] = clock[rank] if link.overlap else arrival
+                arrived[op != "F", receiver, micro] = arrival
     assert heads == [None] * schedule.stages, "the oracle's run is stuck"
     return done

@@ -1,3 +1,5 @@
+"""Images: formats, decoding, augmentation and normalization."""
+
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ FLAT = {"mean": [0.0], "std": [1.0]}
 
 
 def bytes_of(batch: torch.Tensor) -> np.ndarray:
-    """What the pixels were before they were scaled by 1/255; channels last."""
+    """The pixels before the scaling by 1/255, channels last."""
     return (batch * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
 
 
@@ -24,19 +26,19 @@ def parquet(folder: Path, size: int, samples: int = 10, **options: object) -> tu
     return images, Parquet(train=path, validation=path, **(FLAT | options))  # type: ignore[arg-type]
 
 
-def test_cifar10_is_read_file_after_file(tmp_path: Path) -> None:
-    held = write_cifar(tmp_path)
+def test_cifar10_concatenates_its_files(tmp_path: Path) -> None:
+    written = write_cifar(tmp_path)
     data = open_data(Cifar10(path=str(tmp_path), **FLAT), seed=0)  # type: ignore[arg-type]
     spec = data.train.spec
     assert (len(data.train), len(data.validation)) == (15, 3)
     assert (spec.form, spec.classes, spec.channels, spec.size) == ("images", 10, 3, 32)
-    picture = held["data_batch_2.bin"][1]
+    picture = written["data_batch_2.bin"][1]
     assert (bytes_of(data.train.inputs(np.array([4]), None))[0].transpose(2, 0, 1).ravel() == picture[1:]).all()
     assert data.train.targets(np.array([4, 0]), None).tolist() == [2, 0]
     assert data.validation.targets(np.arange(3), None).tolist() == [5, 6, 7]
 
 
-def test_cifar100_has_two_kinds_of_labels_and_may_lie_in_its_own_folder(tmp_path: Path) -> None:
+def test_cifar100_has_two_kinds_of_labels_and_may_be_in_a_subfolder(tmp_path: Path) -> None:
     (tmp_path / "cifar-100-binary").mkdir()
     write_cifar(tmp_path / "cifar-100-binary", hundred=True)
     for kind, classes, labels in (("fine", 100, [0, 10, 20]), ("coarse", 20, [0, 1, 2])):
@@ -54,7 +56,7 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("", Mnist), (".gz", FashionMnist)])
-def test_idx_files_packed_or_not(tmp_path: Path, ending: str, kind: type[Mnist]) -> None:
+def test_idx_files_plain_or_gzipped(tmp_path: Path, ending: str, kind: type[Mnist]) -> None:
     images = noise(4, 28)[..., 0]
     for part in ("train", "t10k"):
         write_idx(tmp_path / f"{part}-images-idx3-ubyte{ending}", images)
@@ -68,18 +70,16 @@ def test_idx_files_packed_or_not(tmp_path: Path, ending: str, kind: type[Mnist])
         open_data(kind(path=str(tmp_path)), seed=0)
 
 
-def test_usual_mean_and_deviation_normalise(tmp_path: Path) -> None:
+def test_the_default_normalization(tmp_path: Path) -> None:
     _, options = parquet(tmp_path, 8, mean=[], std=[])
     _, flat = parquet(tmp_path, 8)
-    ours = open_data(options, seed=0).train.inputs(np.arange(4), None)
+    normalized = open_data(options, seed=0).train.inputs(np.arange(4), None)
     plain = open_data(flat, seed=0).train.inputs(np.arange(4), None)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close(ours, (plain - mean[:, None, None]) / std[:, None, None])
+    torch.testing.assert_close(normalized, (plain - mean[:, None, None]) / std[:, None, None])
 
 
-def test_images_in_parquet_are_decoded_once_and_only_when_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_in_parquet_are_decoded_once_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, options = parquet(tmp_path, 16)
     calls: list[str] = []
 
@@ -95,7 +95,7 @@ def test_images_in_parquet_are_decoded_once_and_only_when_asked_for(
     assert len(calls) == 3
 
 
-def test_ranks_that_need_targets_only_read_the_labels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_inputs_read_only_the_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, options = parquet(tmp_path, 16)
     monkeypatch.setattr("weft.train.data.tables.BytesColumn.__init__", None)
     monkeypatch.setattr("weft.train.data.images.decode", None)
@@ -107,12 +107,12 @@ def test_ranks_that_need_targets_only_read_the_labels_alone(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("size", [16, 40], ids=["padded", "resized"])
-def test_a_sample_is_augmented_in_the_same_way_in_every_batch(tmp_path: Path, size: int) -> None:
+def test_a_sample_is_augmented_equally_in_every_batch(tmp_path: Path, size: int) -> None:
     _, options = parquet(tmp_path, size)
     train = open_data(options, seed=0).train
     draw = Draw(seed=3, epoch=1)
     whole = train.inputs(np.arange(10), draw)
-    other = open_data(options, seed=0).train  # nothing is kept from another batch
+    other = open_data(options, seed=0).train  # without cached images
     for batch in ([7], [9, 0, 7, 2], [2, 2]):
         assert torch.equal(other.inputs(np.array(batch), draw), whole[batch])
     for another in (Draw(seed=3, epoch=2), Draw(seed=4, epoch=1)):
@@ -120,25 +120,25 @@ def test_a_sample_is_augmented_in_the_same_way_in_every_batch(tmp_path: Path, si
     assert torch.equal(train.inputs(np.arange(10), None), open_data(options, seed=1).train.inputs(np.arange(10), None))
 
 
-def test_a_padded_crop_moves_by_an_eighth_and_flips_half(tmp_path: Path) -> None:
+def test_a_padded_crop_shifts_by_up_to_an_eighth_and_flips_half(tmp_path: Path) -> None:
     images, options = parquet(tmp_path, 32, samples=60)
     batch = bytes_of(open_data(options, seed=0).train.inputs(np.arange(60), Draw(seed=0, epoch=0)))
     padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)))
     found = []
-    for made, source in zip(batch, padded, strict=True):
+    for augmented, source in zip(batch, padded, strict=True):
         found += [
             (down, right, flip)
             for flip in (False, True)
             for down in range(9)
             for right in range(9)
-            if (source[down : down + 32, right : right + 32] == (made[:, ::-1] if flip else made)).all()
+            if (source[down : down + 32, right : right + 32] == (augmented[:, ::-1] if flip else augmented)).all()
         ]
     assert len(found) == 60
     assert {down for down, _, _ in found} == {right for _, right, _ in found} == set(range(9))
     assert 15 < sum(flip for _, _, flip in found) < 45
 
 
-def test_a_crop_alone_does_not_flip_and_none_changes_nothing(tmp_path: Path) -> None:
+def test_crop_does_not_flip_and_none_changes_nothing(tmp_path: Path) -> None:
     ramp = np.tile(np.arange(0, 160, 10, dtype=np.uint8)[None, :, None], (16, 1, 3))
     path = write_images(tmp_path / "train.parquet", [ramp] * 20, [0] * 20)
     made = {
@@ -161,7 +161,7 @@ def test_a_resized_crop_is_a_part_of_the_image() -> None:
     assert whole.shape == (3, 48, 48)
     left = image_decoding.crop_and_resize(ramp, 48, np.array([0.0, 0.0, 0.0, 0.5]))
     right = image_decoding.crop_and_resize(ramp, 48, np.array([0.0, 1.0, 0.0, 0.5]))
-    assert left.max() < 60 < 190 < right.min()  # 8 % of the area, at either end
+    assert left.max() < 60 < 190 < right.min()  # 8 % of the area, at the left and right end
     assert (np.diff(whole[0, 0].astype(int)) >= 0).all()
 
 
@@ -181,7 +181,7 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     values = bytes_of(batch)[:, 0, 0, 0]
     assert (values // 100 == labels.numpy()).all()
     assert sorted(values.tolist()) == [0, 1, 2, 3, 100, 101, 102, 103]
-    assert len(set(labels[:4].tolist())) == 2  # mixed, so that the first ones are of both classes
+    assert len(set(labels[:4].tolist())) == 2  # shuffled, so the first samples contain both classes
     assert open_data(options, seed=0, inputs=False).train.spec == data.train.spec
     (tmp_path / "val" / "bird").mkdir()
     with pytest.raises(WeftError, match="classes that the training data lacks: bird"):
@@ -196,7 +196,7 @@ def test_grey_images_have_one_channel_and_other_sizes_are_fitted(tmp_path: Path)
     assert bytes_of(data.train.inputs(np.array([3]), None)).tolist() == np.full((1, 20, 20, 1), 30).tolist()
 
 
-def test_the_centre_is_cut_out_of_an_image_with_a_margin_for_large_ones() -> None:
+def test_the_centre_is_cropped_with_a_margin_for_large_images() -> None:
     wide = np.zeros((3, 256, 512), dtype=np.uint8)
     wide[:, 16:240, 144:368] = 200  # the centre of 224 in the middle 256
     assert (image_decoding.fit(wide, 224) == 200).all()
@@ -211,6 +211,6 @@ def test_a_broken_image_is_named() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("mean", [0.1, 0.2]), ("std", [0.0])])
-def test_wrong_normalisation_is_refused(key: str, value: list[float]) -> None:
+def test_wrong_normalization_is_refused(key: str, value: list[float]) -> None:
     with pytest.raises(WeftError, match=f"data.{key}"):
         ImageOptions(name="x", **{key: value}).check()  # type: ignore[arg-type]

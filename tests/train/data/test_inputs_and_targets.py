@@ -1,4 +1,4 @@
-"""Inputs and targets can't drift apart: ranks that read one part each see the same pairs as one that reads both."""
+"""Ranks that read only inputs or only targets get the same pairs as a rank that reads both."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,28 +52,25 @@ def digest(batch: Any) -> bytes:
 
 
 def run(data: Data, part: str, updates: int) -> list[tuple[int, bytes]]:
-    """What a rank that asks for one part sees, with the checksum of what it meant."""
-    order = BatchSampler(len(data.train), BATCH, SEED)
+    """The batches of a rank that reads one part, with the checksums of their samples."""
+    sampler = BatchSampler(len(data.train), BATCH, SEED)
     seen = []
     for update in range(updates):
-        indices, draw = order.indices(update), Draw(seed=SEED, epoch=order.epoch(update))
+        indices, draw = sampler.indices(update), Draw(seed=SEED, epoch=sampler.epoch(update))
         seen.append((index_checksum(indices), digest(getattr(data.train, part)(indices, draw))))
     return seen
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda one: str(one.__name__))
-def test_ranks_with_one_part_each_see_the_pairs_of_one_with_both(tmp_path: Path, source: Any) -> None:
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: str(source.__name__))
+def test_ranks_that_read_one_part_see_the_same_pairs(tmp_path: Path, source: Any) -> None:
     options = source(tmp_path)
     both = open_data(options, seed=SEED)
     first = open_data(options, seed=SEED, targets=False)
     last = open_data(options, seed=SEED, inputs=False)
     middle = open_data(options, seed=SEED, inputs=False, targets=False)
-    assert (
-        len(
-            {(len(one.train), one.train.fingerprint, one.validation.fingerprint) for one in (both, first, last, middle)}
-        )
-        == 1
-    )
+    ranks = (both, first, last, middle)
+    prints = {(len(data.train), data.train.fingerprint, data.validation.fingerprint) for data in ranks}
+    assert len(prints) == 1
     updates = 4 * (len(both.train) // BATCH)  # four epochs
     torch.manual_seed(0)
     np.random.seed(0)
@@ -82,20 +79,20 @@ def test_ranks_with_one_part_each_see_the_pairs_of_one_with_both(tmp_path: Path,
     targets = run(last, "targets", updates)
     assert inputs == run(both, "inputs", updates)
     assert targets == run(both, "targets", updates)
-    assert [one for one, _ in inputs] == [one for one, _ in targets]
+    assert [checksum for checksum, _ in inputs] == [checksum for checksum, _ in targets]
     for data, part in ((first, "targets"), (last, "inputs"), (middle, "inputs"), (middle, "targets")):
         with pytest.raises(WeftError, match=f"opened without {part}"):
             getattr(data.train, part)(np.array([0]), None)
 
 
-def test_a_pair_is_of_one_sample(tmp_path: Path) -> None:
-    """The questions name their number, whose parity is the label: a pair that is of two samples would show."""
+def test_a_pair_belongs_to_one_sample(tmp_path: Path) -> None:
+    """The questions contain their number, whose parity is the label, so a pair of two samples would be noticed."""
     options = pairs(tmp_path)
     first, last = open_data(options, seed=0, targets=False), open_data(options, seed=0, inputs=False)
-    order = BatchSampler(len(first.train), BATCH, SEED)
-    for update in range(3 * order.per_epoch):
-        questions = first.train.inputs(order.indices(update), None)["input_ids"].tolist()
-        labels = last.train.targets(order.indices(update), None).tolist()
+    sampler = BatchSampler(len(first.train), BATCH, SEED)
+    for update in range(3 * sampler.per_epoch):
+        questions = first.train.inputs(sampler.indices(update), None)["input_ids"].tolist()
+        labels = last.train.targets(sampler.indices(update), None).tolist()
         numbers = [int(bytes(row).split(b"cats ")[1].split(b"\x03")[0]) for row in questions]
         assert [number % 2 for number in numbers] == labels
 

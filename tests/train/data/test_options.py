@@ -1,3 +1,5 @@
+"""Options of data: torch-free, documented, and checked before a run starts."""
+
 import dataclasses
 import subprocess
 import sys
@@ -10,18 +12,18 @@ from weft.errors import WeftError
 from weft.train.data.options import DATA, Cifar10, CustomData, Glue, Hub, ImageFolder, Mnist, Parquet, TextFiles
 
 
-def test_options_are_there_without_torch() -> None:
+def test_options_need_no_torch() -> None:
     code = "import sys, weft.train.data, weft.train.data.prefetch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_every_entry_has_its_name_first_and_says_what_its_keys_mean(name: str) -> None:
+def test_every_key_is_documented(name: str) -> None:
     kind = DATA[name]
     assert dataclasses.fields(kind)[0].name == "name"
     assert kind().name == name
     assert kind.__doc__
-    assert "(" not in kind.__doc__.split("\n")[0][:5]  # not the one that dataclasses make up
+    assert "(" not in kind.__doc__.split("\n")[0][:5]  # not the docstring that dataclass generates
     assert all(field.metadata for field in dataclasses.fields(kind))
 
 
@@ -41,19 +43,19 @@ def test_every_entry_has_its_name_first_and_says_what_its_keys_mean(name: str) -
         (Glue(path="."), "no train.tsv in '.'"),
         (Hub(), "data.path must be a name on the hub"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_not_there_is_refused_with_the_key(options: Any, message: str) -> None:
+def test_missing_files_are_refused_with_the_key(options: Any, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         options.check()
 
 
-def test_a_folder_is_searched_for_its_own_kind_of_file(tmp_path: Path) -> None:
+def test_a_folder_is_searched_for_files_of_the_format(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no table")
     with pytest.raises(WeftError, match=r"a folder of \.parquet"):
         Parquet(train=str(tmp_path)).check()
     TextFiles(path=str(tmp_path)).check()
 
 
-def test_a_function_is_not_looked_up_before_it_runs() -> None:
+def test_a_function_is_looked_up_on_the_ranks_only() -> None:
     CustomData(name="not.there:function").check()

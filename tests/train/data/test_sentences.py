@@ -1,3 +1,5 @@
+"""Sentences and pairs: framing, truncation, vocabularies, columns and labels."""
+
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ def parquet(path: Path, columns: dict[str, list[str]], **more: list[float]) -> s
     return str(path)
 
 
-@pytest.mark.parametrize("columns", COLUMNS, ids=lambda one: "/".join(one))
+@pytest.mark.parametrize("columns", COLUMNS, ids=lambda columns: "/".join(columns))
 def test_pairs_are_framed_typed_and_masked(tmp_path: Path, vocabulary: str, columns: dict[str, list[str]]) -> None:
     path = parquet(tmp_path / "train.parquet", columns, label=[0, 2, 1])
     options = Parquet(train=path, validation=path, tokens="wordpiece", vocabulary=vocabulary, context=9)
@@ -35,7 +37,7 @@ def test_pairs_are_framed_typed_and_masked(tmp_path: Path, vocabulary: str, colu
     assert batch["input_ids"].tolist() == [[*PAIR, 0, 0]] * 2
     assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 0, 0]] * 2
     assert batch["attention_mask"].tolist() == [[1] * 7 + [0, 0]] * 2
-    assert {one.dtype for one in batch.values()} == {torch.int64}
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
     assert data.train.targets(np.array([2, 0]), None).tolist() == [1, 0]
 
 
@@ -53,7 +55,7 @@ def test_single_sentences_and_bytes(tmp_path: Path) -> None:
     ("first", "second", "kept"),
     [("aaaa", "bbbb", ("aaaa", "bbb")), ("a" * 9, "b", ("aaaaaa", "b")), ("a", "b" * 9, ("a", "bbbbbb"))],
 )
-def test_the_longer_sentence_is_cut_first(tmp_path: Path, first: str, second: str, kept: tuple[str, str]) -> None:
+def test_the_longer_sentence_is_truncated_first(tmp_path: Path, first: str, second: str, kept: tuple[str, str]) -> None:
     path = parquet(tmp_path / "train.parquet", {"sentence1": [first], "sentence2": [second]}, label=[0, 1, 0])
     ids = open_data(Parquet(train=path, validation=path, context=10), seed=0).train.inputs(np.array([0]), None)
     assert bytes(ids["input_ids"][0].tolist()).decode() == f"\x02{kept[0]}\x03{kept[1]}\x03"
@@ -73,7 +75,7 @@ def test_a_smaller_vocabulary_is_known_without_reading_sentences(tmp_path: Path,
     assert whole.tokens.decode(ids[0].tolist()).startswith("[CLS] [UNK] [UNK] a dog [UNK] [SEP] cats [UNK] [SEP] [PAD]")
 
 
-def test_glue_files_with_words_for_labels(tmp_path: Path) -> None:
+def test_glue_files_with_words_as_labels(tmp_path: Path) -> None:
     head = "index\tsentence1\tsentence2\tgold_label\n"
     body = '0\ta "dog\tb\tneutral\n1\tc\td\tentailment\n2\te\tf\tneutral\n'
     (tmp_path / "train.tsv").write_text(head + body)
@@ -98,7 +100,7 @@ def test_scores_are_a_regression(tmp_path: Path) -> None:
     assert data.train.targets(np.array([4]), None).tolist() == [[2.5]]
 
 
-def test_a_holdout_is_the_same_for_all_seeds_and_shares_nothing_with_training(tmp_path: Path) -> None:
+def test_a_holdout_is_the_same_for_all_seeds_and_disjoint_from_training(tmp_path: Path) -> None:
     options = Parquet(train=write_pairs(tmp_path / "train.parquet", 40), context=32, holdout=0.25, samples=7)
     data, again = open_data(options, seed=0), open_data(options, seed=5)
     assert (len(data.train), len(data.validation)) == (7, 10)
@@ -111,7 +113,7 @@ def test_a_holdout_is_the_same_for_all_seeds_and_shares_nothing_with_training(tm
     assert len(rows[0] | rows[1]) == 17
 
 
-def test_columns_are_named_where_they_are_not_known(tmp_path: Path) -> None:
+def test_unknown_columns_must_be_named(tmp_path: Path) -> None:
     path = parquet(tmp_path / "train.parquet", {"body": ["ab"]}, stars=[0, 1, 0])
     with pytest.raises(WeftError, match=r"no known columns \(it has: body, stars; .*set data.columns and data.label"):
         open_data(Parquet(train=path), seed=0)
@@ -124,13 +126,13 @@ def test_columns_are_named_where_they_are_not_known(tmp_path: Path) -> None:
     assert data.train.spec.classes == 2
 
 
-def test_labels_of_a_test_part_are_refused(tmp_path: Path) -> None:
+def test_labels_of_a_test_split_are_refused(tmp_path: Path) -> None:
     path = parquet(tmp_path / "train.parquet", {"sentence": ["ab"]}, label=[-1, -1, -1])
     with pytest.raises(WeftError, match="must be 0 or above"):
         open_data(Parquet(train=path), seed=0)
 
 
-def test_a_table_of_text_is_a_language(tmp_path: Path) -> None:
+def test_a_table_of_text_is_for_a_language_model(tmp_path: Path) -> None:
     path = parquet(tmp_path / "train.parquet", {"text": ["abc" * 40]})
     data = open_data(Parquet(train=path, context=8, holdout=0.2), seed=0)
     assert data.train.spec.task == "language"

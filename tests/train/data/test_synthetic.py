@@ -1,3 +1,5 @@
+"""Synthetic data follows its rule, and depends on its seed only."""
+
 import numpy as np
 import pytest
 import torch
@@ -7,14 +9,14 @@ from weft.train.data import entropy, open_data
 from weft.train.data.options import Synthetic
 
 
-def both(options: Synthetic, samples: int) -> tuple[object, torch.Tensor]:
+def inputs_and_targets(options: Synthetic, samples: int) -> tuple[object, torch.Tensor]:
     train = open_data(options, seed=0).train
     return train.inputs(np.arange(samples), None), train.targets(np.arange(samples), None)
 
 
-def test_a_token_has_one_successor_but_for_the_noise() -> None:
+def test_a_token_has_one_successor_except_for_noise() -> None:
     for noise, least, most in ((0.0, 1.0, 1.0), (0.3, 0.65, 0.78)):
-        inputs, targets = both(Synthetic(samples=200, context=20, vocabulary=11, noise=noise), 200)
+        inputs, targets = inputs_and_targets(Synthetic(samples=200, context=20, vocabulary=11, noise=noise), 200)
         assert isinstance(inputs, torch.Tensor)
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         table = torch.zeros(11, 11)
@@ -22,8 +24,8 @@ def test_a_token_has_one_successor_but_for_the_noise() -> None:
         assert least <= float(table.max(1).values.sum() / table.sum()) <= most
 
 
-def test_images_are_brightest_where_their_class_is() -> None:
-    inputs, targets = both(Synthetic(form="images", samples=90, classes=9, size=12, channels=2), 90)
+def test_the_brightest_patch_is_the_class() -> None:
+    inputs, targets = inputs_and_targets(Synthetic(form="images", samples=90, classes=9, size=12, channels=2), 90)
     assert isinstance(inputs, torch.Tensor)
     cells = inputs.reshape(90, 2, 3, 4, 3, 4).mean((1, 3, 5)).flatten(1)
     assert torch.equal(cells.argmax(1), targets)
@@ -31,7 +33,8 @@ def test_images_are_brightest_where_their_class_is() -> None:
 
 
 def test_pairs_name_their_class_in_the_second_sentence() -> None:
-    inputs, targets = both(Synthetic(form="pairs", samples=50, classes=3, vocabulary=20, context=16, noise=0.0), 50)
+    options = Synthetic(form="pairs", samples=50, classes=3, vocabulary=20, context=16, noise=0.0)
+    inputs, targets = inputs_and_targets(options, 50)
     assert isinstance(inputs, dict)
     second = inputs["input_ids"] * inputs["token_type_ids"]
     assert [next(word - 4 for word in row if 4 <= word < 7) for row in second.tolist()] == targets.tolist()
@@ -56,7 +59,7 @@ def test_values_follow_a_linear_rule_that_validation_shares() -> None:
 
 
 @pytest.mark.parametrize("form", ["tokens", "pairs", "images", "values"])
-def test_content_is_a_function_of_its_own_seed_alone(form: str) -> None:
+def test_content_depends_on_its_seed_only(form: str) -> None:
     prints = [
         open_data(Synthetic(form=form, seed=content), seed=training).train.fingerprint
         for content, training in ((0, 0), (0, 1), (1, 0))

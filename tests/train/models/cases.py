@@ -1,4 +1,4 @@
-"""Data of each form, for the tests of all models."""
+"""Data of each form for the tests of all models."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ VALUES = DataSpec(task="regression", form="values", features=5, classes=2)
 
 
 def batch(spec: DataSpec, samples: int, *, seed: int = 0) -> tuple[Any, Tensor]:
-    """Random inputs and targets; pairs are padded, each to another length."""
-    made = torch.Generator().manual_seed(seed)
+    """Random inputs and targets; pairs have different lengths and are padded."""
+    random = torch.Generator().manual_seed(seed)
     if spec.form == "images":
-        inputs: Any = torch.randn(samples, spec.channels, spec.size, spec.size, generator=made)
+        inputs: Any = torch.randn(samples, spec.channels, spec.size, spec.size, generator=random)
     elif spec.form == "values":
-        inputs = torch.randn(samples, spec.features, generator=made)
+        inputs = torch.randn(samples, spec.features, generator=random)
     else:
-        inputs = torch.randint(spec.vocabulary, (samples, spec.context), generator=made)
+        inputs = torch.randint(spec.vocabulary, (samples, spec.context), generator=random)
     if spec.form == "pairs":
         places = torch.arange(spec.context).expand(samples, -1)
-        lengths = torch.randint(2, spec.context + 1, (samples, 1), generator=made)
+        lengths = torch.randint(2, spec.context + 1, (samples, 1), generator=random)
         inputs = {
             "input_ids": inputs,
             "token_type_ids": (places >= lengths // 2).long(),
             "attention_mask": (places < lengths).long(),
         }
     if spec.task == "language":
-        return inputs, torch.randint(spec.vocabulary, (samples, spec.context), generator=made)
+        return inputs, torch.randint(spec.vocabulary, (samples, spec.context), generator=random)
     if spec.task == "regression":
-        return inputs, torch.randn(samples, spec.classes, generator=made)
-    return inputs, torch.randint(spec.classes, (samples,), generator=made)
+        return inputs, torch.randn(samples, spec.classes, generator=random)
+    return inputs, torch.randint(spec.classes, (samples,), generator=random)

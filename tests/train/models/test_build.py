@@ -1,4 +1,4 @@
-"""Models by name: sizes as published, forms of data, weights by seed, the user's own."""
+"""Models by name: published sizes, forms of data, weights by seed, custom models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PUBLISHED: list[tuple[dict[str, Any], DataSpec, int]] = [
 ]
 
 
-def fact_for(name: str) -> DataSpec:
+def spec_for(name: str) -> DataSpec:
     return {"gpt": TEXT, "bert": PAIRS, "mlp": VALUES}.get(name, IMAGES)
 
 
@@ -47,26 +47,26 @@ def parameters(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("said", "spec", "count"), PUBLISHED, ids=["-".join(map(str, one[0].values())) for one in PUBLISHED]
+    ("values", "spec", "count"), PUBLISHED, ids=["-".join(map(str, values.values())) for values, _, _ in PUBLISHED]
 )
-def test_full_models_have_the_published_number_of_parameters(said: dict[str, Any], spec: DataSpec, count: int) -> None:
-    size = "base" if said["name"] in ("gpt", "bert") else "full"
+def test_full_models_have_the_published_size(values: dict[str, Any], spec: DataSpec, count: int) -> None:
+    size = "base" if values["name"] in ("gpt", "bert") else "full"
     with torch.device("meta"):
-        model = build_model(MODELS[said["name"]](size=size, **said), spec, seed=0).model
+        model = build_model(MODELS[values["name"]](size=size, **values), spec, seed=0).model
     assert parameters(model) == count
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_small_models_are_small_and_can_be_cut_for_four_ranks(name: str) -> None:
     options: Any = section(MODELS[name], {"name": name}, "model")
-    spec = fact_for(name)
+    spec = spec_for(name)
     net = build_model(options, spec, seed=0)
     inputs, targets = batch(spec, 2)
     output = net.model(inputs)
     assert output.shape == (targets.shape if spec.task == "regression" else (*targets.shape, output.shape[-1]))
     assert torch.isfinite(net.loss_fn(output, targets))
     assert 5_000 < parameters(net.model) < 4_000_000
-    assert len(net.model) >= 8  # wpipe has two chunks a rank
+    assert len(net.model) >= 8  # wpipe has two chunks per rank
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 64), (3, 224)])
@@ -78,10 +78,10 @@ def test_images_of_other_sizes(name: str, channels: int, size: int) -> None:
         assert model(batch(spec, 1)[0]).shape == (1, 10)
 
 
-@pytest.mark.parametrize(("stem", "points"), [(32, 32), (64, 16), (224, 8)])
-def test_stems_shrink_images(stem: int, points: int) -> None:
+@pytest.mark.parametrize(("stem", "pixels"), [(32, 32), (64, 16), (224, 8)])
+def test_stems_shrink_images(stem: int, pixels: int) -> None:
     model = build_model(ResNet(name="resnet18", stem=stem), IMAGES, seed=0).model
-    assert model.stem(batch(IMAGES, 1)[0]).shape[-1] == points
+    assert model.stem(batch(IMAGES, 1)[0]).shape[-1] == pixels
 
 
 def test_stems_by_size() -> None:
@@ -90,7 +90,7 @@ def test_stems_by_size() -> None:
     assert {stem_for(stem, 32) for stem in STEMS[1:]} == {32, 64, 224}
 
 
-def test_the_published_inception_leaves_8_of_299_points() -> None:
+def test_the_published_inception_reduces_299_pixels_to_8() -> None:
     spec = dataclasses.replace(LARGE, size=299)
     with torch.device("meta"):
         model = build_model(Inception(name="inception_v3", size="full", auxiliary=True), spec, seed=0).model
@@ -103,7 +103,7 @@ def test_the_published_inception_leaves_8_of_299_points() -> None:
     assert (shapes["mixed8"], shapes["mixed11"]) == ((768, 17, 17), (2048, 8, 8))
 
 
-def test_an_auxiliary_classifier_counts_in_training_only() -> None:
+def test_an_auxiliary_classifier_is_for_training_only() -> None:
     net = build_model(Inception(name="inception_v3", auxiliary=True, dropout=0.0), IMAGES, seed=0)
     inputs, targets = batch(IMAGES, 2)
     main, auxiliary = net.model(inputs)
@@ -112,7 +112,7 @@ def test_an_auxiliary_classifier_counts_in_training_only() -> None:
     assert net.model.eval()(inputs).shape == main.shape
 
 
-def test_the_seed_alone_makes_the_weights() -> None:
+def test_the_weights_depend_on_the_seed_only() -> None:
     def built(seed: int) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = build_model(GPT(name="gpt", size="tiny"), TEXT, seed=seed).model.state_dict()
         return state
@@ -132,11 +132,11 @@ def test_initial_weights_of_a_gpt() -> None:
     assert model.attention0.projection.weight.std().item() == pytest.approx((128 * 2 * 4) ** -0.5, rel=0.05)
     assert not model.feedforward3.up.bias.any()
     inputs, targets = batch(TEXT, 2)
-    # of 256 chances that differ by scores of variance 1
+    # the entropy of 256 tokens, and logits of variance 1
     assert token_loss(model(inputs), targets).item() == pytest.approx(5.545 + 0.5, abs=0.2)
 
 
-def test_wide_ones_begin_as_published() -> None:
+def test_wide_models_start_as_published() -> None:
     assert (
         initial_std(GPT(name="gpt", size="base").resolved())
         == initial_std(BERT(name="bert", size="base").resolved())
@@ -145,7 +145,7 @@ def test_wide_ones_begin_as_published() -> None:
     assert initial_std(GPT(name="gpt", width=100)) == 0.1
 
 
-def test_a_tied_gpt_has_one_matrix_for_both_ends() -> None:
+def test_a_tied_gpt_shares_embedding_and_output() -> None:
     model = build_model(GPT(name="gpt", size="tiny", tied=True), TEXT, seed=0).model
     assert model.head.output.weight is model.embedding.tokens.weight
     assert "head.output.weight" in model.state_dict()
@@ -156,15 +156,15 @@ def test_a_gpt_sees_no_later_token() -> None:
     tokens = batch(TEXT, 1)[0]
     other = tokens.clone()
     other[0, 7:] = (other[0, 7:] + 1) % TEXT.vocabulary
-    one, two = model(tokens), model(other)
-    assert torch.allclose(one[:, :7], two[:, :7], atol=1e-6)
-    assert not torch.allclose(one[:, 7:], two[:, 7:], atol=1e-3)
+    logits, changed = model(tokens), model(other)
+    assert torch.allclose(logits[:, :7], changed[:, :7], atol=1e-6)
+    assert not torch.allclose(logits[:, 7:], changed[:, 7:], atol=1e-3)
 
 
-def test_what_is_said_goes_before_the_size() -> None:
-    said = GPT(name="gpt", layers=2, inner=100).resolved()
-    assert (said.layers, said.width, said.heads, said.inner) == (2, 128, 4, 100)
-    assert said.resolved() == said
+def test_options_override_the_size() -> None:
+    options = GPT(name="gpt", layers=2, inner=100).resolved()
+    assert (options.layers, options.width, options.heads, options.inner) == (2, 128, 4, 100)
+    assert options.resolved() == options
     assert MLP(name="mlp", width=7).resolved().width == 7
 
 
@@ -182,12 +182,12 @@ def test_what_is_said_goes_before_the_size() -> None:
         (Inception(name="inception_v3", stem=224), IMAGES, "needs 75 pixels"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: Any, spec: DataSpec, message: str) -> None:
+def test_models_that_do_not_fit_the_data_are_refused(options: Any, spec: DataSpec, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         build_model(options, spec, seed=0)
 
 
-OWN = """
+USER_CODE = """
 from torch import nn
 from weft.train.models import Net
 
@@ -204,16 +204,16 @@ def nothing():
 """
 
 
-def test_a_model_of_the_users_own(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(OWN)
+def test_a_custom_model(tmp_path: Path) -> None:
+    file = tmp_path / "user_file.py"
+    file.write_text(USER_CODE)
     net = build_model(CustomModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
     assert [layer.weight.shape for layer in net.model] == [(4, 5), (2, 4)]
     assert net.loss_fn is value_loss
     again = build_model(CustomModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
     assert torch.equal(net.model[0].weight, again.model[0].weight)
-    own = build_model(CustomModel(name=f"{file}:whole", options={"width": 4}), VALUES, seed=0)
-    assert own.loss_fn(torch.ones(3), None) == 3
+    net = build_model(CustomModel(name=f"{file}:whole", options={"width": 4}), VALUES, seed=0)
+    assert net.loss_fn(torch.ones(3), None) == 3
     with pytest.raises(WeftError, match=r"must return an nn.Module.*\(got int\)"):
         build_model(CustomModel(name=f"{file}:nothing"), VALUES, seed=0)
 

@@ -1,4 +1,4 @@
-"""GPT and BERT are those of transformers: the same logits with the same weights, whichever way these go."""
+"""GPT and BERT match transformers: the same logits with the same weights, exported or imported."""
 
 from __future__ import annotations
 
@@ -27,30 +27,29 @@ CASES: dict[str, tuple[Options, DataSpec]] = {
 }
 
 
-def theirs(config: dict[str, Any]) -> Any:
-    """A model of transformers with random weights, also where they usually start with zeros and ones."""
+def transformers_model(config: dict[str, Any]) -> Any:
+    """A transformers model in which all weights are random, also biases and norms."""
     transformers = pytest.importorskip("transformers")
     kind = getattr(transformers, config["architectures"][0])
     model = kind(kind.config_class.from_dict(config)).eval()
-    return shaken(model)
+    return randomized(model)
 
 
-def shaken(model: nn.Module) -> nn.Module:
-    made = torch.Generator().manual_seed(5)
+def randomized(model: nn.Module) -> nn.Module:
+    random = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=made))
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=random))
     return model
 
 
-def logits(model: Any, inputs: Any) -> torch.Tensor:
-    """Of a transformers model."""
+def transformers_logits(model: Any, inputs: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = (model(**inputs) if isinstance(inputs, dict) else model(input_ids=inputs)).logits
     return found
 
 
-def ours(model: nn.Module, inputs: Any) -> torch.Tensor:
+def weft_logits(model: nn.Module, inputs: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model.eval()(inputs)
     return found
@@ -64,36 +63,36 @@ def write(folder: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_goes_to_transformers(case: str) -> None:
+def test_export_to_transformers(case: str) -> None:
     options, spec = CASES[case]
-    model = shaken(build_model(options, spec, seed=0).model)
+    model = randomized(build_model(options, spec, seed=0).model)
     config, state = to_huggingface(options, spec, model.state_dict())
-    other = theirs(config)
+    other = transformers_model(config)
     missing, unknown = other.load_state_dict(state, strict=False)
     assert unknown == []
     assert missing == (["lm_head.weight"] if case == "gpt-tied" else [])
     inputs = batch(spec, 3)[0]
-    torch.testing.assert_close(ours(model, inputs), logits(other, inputs), rtol=0, atol=1e-5)
+    torch.testing.assert_close(weft_logits(model, inputs), transformers_logits(other, inputs), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_comes_from_transformers(case: str, tmp_path: Path) -> None:
+def test_import_from_transformers(case: str, tmp_path: Path) -> None:
     options, spec = CASES[case]
     config, _ = to_huggingface(options, spec, build_model(options, spec, seed=0).model.state_dict())
-    other = theirs(config)
-    other.save_pretrained(tmp_path)  # as transformers itself writes them
+    other = transformers_model(config)
+    other.save_pretrained(tmp_path)  # in the form that transformers writes
     start = type(options)(name=options.name, dropout=0.0, weights=str(tmp_path))
     if isinstance(start, GPT):
         start = dataclasses.replace(start, tied=case == "gpt-tied")
     net = build_model(start, spec, seed=1)
     assert net.notes == ()
     inputs = batch(spec, 3)[0]
-    torch.testing.assert_close(ours(net.model, inputs), logits(other, inputs), rtol=0, atol=1e-5)
+    torch.testing.assert_close(weft_logits(net.model, inputs), transformers_logits(other, inputs), rtol=0, atol=1e-5)
 
 
-def test_what_goes_there_comes_back(tmp_path: Path) -> None:
+def test_export_and_import_are_inverse(tmp_path: Path) -> None:
     for name, (options, spec) in CASES.items():
-        state = shaken(build_model(options, spec, seed=0).model).state_dict()
+        state = randomized(build_model(options, spec, seed=0).model).state_dict()
         folder = write(tmp_path / name, *to_huggingface(options, spec, state))
         back = build_model(dataclasses.replace(options, weights=folder), spec, seed=1).model.state_dict()
         assert all(torch.equal(back[key], tensor) for key, tensor in state.items())
@@ -132,7 +131,7 @@ def saved(tmp_path: Path, case: str) -> tuple[Options, DataSpec, Path, dict[str,
     return dataclasses.replace(options, weights=folder), spec, tmp_path / "model.safetensors", state
 
 
-def test_an_encoder_without_a_head_is_taken_as_published(tmp_path: Path) -> None:
+def test_a_published_encoder_without_a_head(tmp_path: Path) -> None:
     options, spec, file, state = saved(tmp_path, "bert")
     old = {name.removeprefix("bert."): tensor for name, tensor in state.items() if not name.startswith("classifier")}
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in old.items()}
@@ -147,7 +146,7 @@ def test_an_encoder_without_a_head_is_taken_as_published(tmp_path: Path) -> None
     )
 
 
-def test_a_gpt_without_prefix_and_output_is_taken_as_published(tmp_path: Path) -> None:
+def test_a_published_gpt_without_prefix_and_output(tmp_path: Path) -> None:
     options, spec, file, state = saved(tmp_path, "gpt-tied")
     old = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
     save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 12, 12)}, file)

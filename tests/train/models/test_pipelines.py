@@ -1,4 +1,4 @@
-"""Every family of models trains in a pipeline, and computes there what it computes in one piece."""
+"""Every family of models trains in a pipeline, with the same loss as without one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_pipeline_trains_it(case: str) -> None:
         evaluated = pipe.evaluate([(inputs, targets)])
         state = pipe.state_dict()
     parts = zip(pieces(inputs, 2), pieces(targets, 2), strict=True)
-    losses = [net.loss_fn(plain.model(one), target).item() for one, target in parts]
+    losses = [net.loss_fn(plain.model(piece), target).item() for piece, target in parts]
     assert first == pytest.approx(sum(losses) / 2, rel=1e-5)
     assert second is not None
     assert math.isfinite(second)
