@@ -1,4 +1,4 @@
-"""The two halves of a backward give what one backward gives, bit for bit, and do no work twice."""
+"""The two halves of a backward are bit-identical to one backward, and do no work twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS, WIDTH = 3, 8
 
 
 class Scale(torch.autograd.Function):
-    """y = factor * weight * x, which counts its backwards and computes all that it can in each."""
+    """y = factor * weight * x; counts its backwards, each of which computes both gradients."""
 
     backwards = 0
 
@@ -47,7 +47,7 @@ def scale(x: Tensor, factor: float, weight: Tensor) -> Tensor:
 
 
 class Lambda(nn.Module):
-    """Some modules, and a function of them and of the inputs."""
+    """A function of modules and inputs."""
 
     def __init__(self, function: Callable[..., Any], **modules: nn.Module) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def skip() -> nn.Module:
 
 
 def several() -> nn.Module:
-    """Three inputs, one of them integers; one output is an input, one needs no gradient, one is of weights alone."""
+    """Three inputs, one of integers; one output is an input, one needs no gradient, one depends only on weights."""
 
     def run(part: Any, x: Tensor, y: Tensor, numbers: Tensor) -> Any:
         z = part["a"](x) * y + part["lookup"](numbers)
@@ -126,7 +126,7 @@ def triplets() -> nn.Module:
 
 
 def again(**options: Any) -> nn.Module:
-    """One layer twice, one after the other."""
+    """One layer used twice in sequence."""
     return Lambda(lambda part, x: part["a"](part["b"](part["a"](x)).tanh()), a=linear(**options), b=linear())
 
 
@@ -139,7 +139,7 @@ def custom() -> nn.Module:
 
 
 def owned_by_python() -> nn.Module:
-    """Custom Functions as joint and side both, and at the output."""
+    """Custom Functions both as joint and as side, and at the output."""
 
     def run(part: Any, x: Tensor) -> Any:
         weight = scale(part["a"].weight, 3.0, part["b"].weight)
@@ -241,17 +241,17 @@ CASES = SPLIT | AT_ONCE | WITHOUT_PARAMETERS
 
 
 class Run:
-    """A model's forward, ready for a backward; the same numbers for the same seed."""
+    """The forward of a model, ready for a backward; deterministic for a seed."""
 
     def __init__(self, model: nn.Module, given: list[Callable[[], Tensor]], seed: int) -> None:
         torch.manual_seed(seed)
-        self.inputs = [one() for one in given]
-        for one in self.inputs:
-            one.requires_grad_(one.is_floating_point())
+        self.inputs = [make() for make in given]
+        for tensor in self.inputs:
+            tensor.requires_grad_(tensor.is_floating_point())
         outputs = model(*self.inputs)
         self.outputs: list[Tensor] = list(outputs) if isinstance(outputs, tuple) else [outputs]
         self.grads: list[Tensor | None] = [
-            torch.randn_like(one) if one.is_floating_point() else None for one in self.outputs
+            torch.randn_like(output) if output.is_floating_point() else None for output in self.outputs
         ]
 
     def split(self, model: nn.Module) -> SplitBackward:
@@ -260,26 +260,26 @@ class Run:
     def ordinary(self) -> list[Tensor | None]:
         pairs = [(o, g) for o, g in zip(self.outputs, self.grads, strict=True) if o.requires_grad and g is not None]
         if pairs:
-            torch.autograd.backward([one for one, _ in pairs], [one for _, one in pairs])
-        return [one.grad for one in self.inputs]
+            torch.autograd.backward([tensor for tensor, _ in pairs], [tensor for _, tensor in pairs])
+        return [tensor.grad for tensor in self.inputs]
 
 
 def gradients(model: nn.Module) -> list[Tensor | None]:
-    return [one.grad for one in model.parameters()]
+    return [parameter.grad for parameter in model.parameters()]
 
 
-def equal(ones: list[Tensor | None], others: list[Tensor | None]) -> bool:
-    def dense(one: Tensor) -> Tensor:
-        return one.to_dense() if one.is_sparse else one
+def equal(found: list[Tensor | None], expected: list[Tensor | None]) -> bool:
+    def dense(tensor: Tensor) -> Tensor:
+        return tensor.to_dense() if tensor.is_sparse else tensor
 
-    return len(ones) == len(others) and all(
+    return len(found) == len(expected) and all(
         a is b if a is None or b is None else torch.equal(dense(a), dense(b)) and a.dtype == b.dtype
-        for a, b in zip(ones, others, strict=True)
+        for a, b in zip(found, expected, strict=True)
     )
 
 
 def model_of(name: str) -> tuple[nn.Module, nn.Module, list[Callable[[], Tensor]]]:
-    """A model, the same once more, and what makes its inputs."""
+    """A model, an identical copy, and the factories of its inputs."""
     build, given = CASES[name]
     torch.manual_seed(7)
     model = build()
@@ -288,36 +288,36 @@ def model_of(name: str) -> tuple[nn.Module, nn.Module, list[Callable[[], Tensor]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_halves_are_a_whole(name: str) -> None:
+def test_two_halves_equal_one_backward(name: str) -> None:
     model, other, given = model_of(name)
     for seed in range(3):  # the gradients of several micro-batches add up
         expected = Run(other, given, seed).ordinary()
         run = Run(model, given, seed)
         split = run.split(model)
         assert equal(split.input_gradients(), expected)
-        assert all(one.grad is None for one in run.inputs)
+        assert all(tensor.grad is None for tensor in run.inputs)
         split.weight_gradients()
         assert equal(gradients(model), gradients(other))
-    assert name in WITHOUT_PARAMETERS or any(one is not None for one in gradients(model))
+    assert name in WITHOUT_PARAMETERS or any(gradient is not None for gradient in gradients(model))
 
 
 @pytest.mark.parametrize("name", [*SPLIT, *AT_ONCE])
 def test_weights_get_their_gradients_in_the_second_half(name: str) -> None:
-    """Or in the first half, all of them, where a graph can't be split."""
+    """Where a graph can't be split, all of them in the first half."""
     model, other, given = model_of(name)
     Run(other, given, 0).ordinary()
     split = Run(model, given, 0).split(model)
     split.input_gradients()
     early = gradients(model)
-    assert equal(early, gradients(other)) if name in AT_ONCE else all(one is None for one in early)
+    assert equal(early, gradients(other)) if name in AT_ONCE else all(gradient is None for gradient in early)
 
 
 def test_second_halves_may_run_late_and_in_any_order() -> None:
     model, other, given = model_of("encoder")
     wholes = [Run(other, given, seed) for seed in range(3)]
     halves = [Run(model, given, seed).split(model) for seed in range(3)]
-    inputs = [one.input_gradients() for one in halves]
-    assert all(one is None for one in gradients(model))
+    inputs = [half.input_gradients() for half in halves]
+    assert all(gradient is None for gradient in gradients(model))
     for number in (1, 0, 2):
         assert equal(inputs[number], wholes[number].ordinary())
         halves[number].weight_gradients()
@@ -340,7 +340,7 @@ def test_no_work_is_done_twice(name: str) -> None:
     alone = Run(copy.deepcopy(other).requires_grad_(False), given, 0)
     split = Run(model, given, 0).split(model)
     first, second = flops(split.input_gradients), flops(split.weight_gradients)
-    assert first == flops(alone.ordinary)  # as much as if there were no weights
+    assert first == flops(alone.ordinary)  # as if the weights were frozen
     assert second > 0
     assert first + second == flops(whole.ordinary)
 
@@ -355,15 +355,15 @@ def test_a_custom_function_runs_once(name: str, runs: int) -> None:
     assert Scale.backwards == runs
 
 
-def test_the_first_chunk_leaves_all_to_the_second_half() -> None:
+def test_the_first_chunk_does_all_work_in_the_second_half() -> None:
     model, other, given = model_of("embedding first")
     split = Run(model, given, 0).split(model)
     assert flops(split.input_gradients) == 0
     assert flops(split.weight_gradients) == flops(Run(other, given, 0).ordinary)
 
 
-def test_hooks_are_heeded() -> None:
-    """Of a value inside, of a weight, and of a weight whose gradient is ready."""
+def test_hooks_run() -> None:
+    """Hooks of an inner value and of a weight, and post-accumulate hooks of a weight."""
 
     def run(part: Any, x: Tensor) -> Any:
         inner = part["a"](x)
@@ -374,8 +374,8 @@ def test_hooks_are_heeded() -> None:
     model = Lambda(run, a=linear(), b=linear())
     other = copy.deepcopy(model)
     ready: list[Tensor] = []
-    for one in (model, other):
-        for parameter in one.parameters():
+    for trained in (model, other):
+        for parameter in trained.parameters():
             parameter.register_hook(lambda gradient: gradient * 3)  # type: ignore[no-untyped-call]
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(ready.append)  # type: ignore[no-untyped-call]
@@ -384,7 +384,7 @@ def test_hooks_are_heeded() -> None:
     assert equal(split.input_gradients(), expected)
     split.weight_gradients()
     assert equal(gradients(model), gradients(other))
-    assert {id(one) for one in ready} == {id(one) for one in model.parameters()}
+    assert {id(parameter) for parameter in ready} == {id(parameter) for parameter in model.parameters()}
     assert len(ready) == 4
 
 
@@ -397,16 +397,16 @@ def test_an_output_without_a_gradient_gets_none() -> None:
     assert gradients(model) == [None] * 4
 
 
-def test_parameters_may_be_other_leaves_than_the_models() -> None:
-    """Versions of the weights are: the gradient goes to the version that was read."""
+def test_parameters_may_be_leaves_outside_the_model() -> None:
+    """As weight versions are: the gradient goes to the version that was read."""
     model = mlp()
-    version = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+    version = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
     x = rows().requires_grad_()
     output = torch.func.functional_call(model, version, (x,))
     split = SplitBackward([output], [torch.ones_like(output)], [x], list(version.values()))
     split.input_gradients()
     split.weight_gradients()
-    assert all(one.grad is not None for one in version.values())
+    assert all(weight.grad is not None for weight in version.values())
     assert gradients(model) == [None] * 6
 
 
@@ -419,7 +419,7 @@ class Box:
 
 @contextmanager
 def watching() -> Iterator[list[weakref.ref[Box]]]:
-    """Boxes around all that is saved meanwhile. The garbage collector is off: nothing may need it to be freed."""
+    """Boxes around all saved tensors, with the garbage collector off: nothing may need it to be freed."""
     boxes: list[weakref.ref[Box]] = []
 
     def pack(tensor: Tensor) -> Box:
@@ -436,8 +436,10 @@ def watching() -> Iterator[list[weakref.ref[Box]]]:
         gc.enable()
 
 
-@pytest.mark.parametrize("name", [one for one in CASES if one not in ("compiled", "passed through", "nothing to do")])
-def test_no_graph_is_left_over(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("compiled", "passed through", "nothing to do")]
+)
+def test_no_graph_stays_alive(name: str) -> None:
     model, _, given = model_of(name)
     with watching() as boxes:
         run = Run(model, given, 0)
@@ -450,7 +452,7 @@ def test_no_graph_is_left_over(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*SPLIT, *AT_ONCE])
-def test_the_outputs_may_go_before_the_second_half(name: str) -> None:
+def test_the_outputs_may_be_freed_before_the_second_half(name: str) -> None:
     model, other, given = model_of(name)
     Run(other, given, 0).ordinary()
     split = Run(model, given, 0).split(model)
@@ -461,7 +463,7 @@ def test_the_outputs_may_go_before_the_second_half(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["no parameters", "all frozen", "again"])
-def test_without_a_second_half_all_is_free_after_the_first(name: str) -> None:
+def test_without_a_second_half_the_first_frees_everything(name: str) -> None:
     model, _, given = model_of(name)
     with watching() as boxes:
         run = Run(model, given, 0)
@@ -470,8 +472,8 @@ def test_without_a_second_half_all_is_free_after_the_first(name: str) -> None:
         assert not any(box() for box in boxes)
 
 
-def test_what_lies_above_the_joints_is_free_after_the_first_half() -> None:
-    """That of a loss is large."""
+def test_the_graph_above_the_joints_is_freed_after_the_first_half() -> None:
+    """The graph of a loss is large."""
     model = linear()
     x = rows().requires_grad_()
     with watching() as boxes:
@@ -502,7 +504,7 @@ def test_halves_come_in_order_and_inputs_are_leaves() -> None:
         SplitBackward([output], [output.detach()], [x * 2], [])
 
 
-# What is drawn: for every new value the kind of step, two older values and a weight; then the outputs.
+# Hypothesis draws the kind of step, two older values and a weight for every new value.
 STEPS = st.lists(st.tuples(st.integers(0, 6), *[st.integers(0, 99)] * 3), min_size=1, max_size=10)
 
 
@@ -522,8 +524,8 @@ def step(kind: int, a: Tensor, b: Tensor, weight: Tensor, number: int) -> Tensor
     return torch.stack([a, weight]).unbind()[number % 2] * b
 
 
-def tangle(steps: list[tuple[int, ...]], values: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
-    """Values and weights in any combination: weights used twice, of weights alone, in a row, in parallel."""
+def random_graph(steps: list[tuple[int, ...]], values: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    """Values and weights in any combination: weights used twice, alone, in sequence, in parallel."""
     for kind, first, second, third in steps:
         a, b, weight = values[first % len(values)], values[second % len(values)], weights[third % len(weights)]
         value = step(kind, a, b, weight, first + second)
@@ -533,21 +535,21 @@ def tangle(steps: list[tuple[int, ...]], values: list[Tensor], weights: list[Ten
 
 @settings(max_examples=300)
 @given(STEPS, st.integers(0, 2), st.integers(0, 1), st.lists(st.integers(0, 99), min_size=1, max_size=3))
-def test_any_tangle_comes_out_right(steps: list[tuple[int, ...]], leaves: int, spare: int, chosen: list[int]) -> None:
+def test_random_graphs(steps: list[tuple[int, ...]], leaves: int, spare: int, chosen: list[int]) -> None:
     def run() -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         torch.manual_seed(0)
         inputs = [torch.randn(4, 4, requires_grad=number < leaves) for number in range(2)]
         weights = [torch.randn(4, 4, requires_grad=True) for _ in range(3 + spare)]
-        values = tangle(steps, [*inputs, *weights[:1]], weights[1:])
-        return [values[-1 - one % len(values)] for one in chosen], inputs, weights
+        values = random_graph(steps, [*inputs, *weights[:1]], weights[1:])
+        return [values[-1 - index % len(values)] for index in chosen], inputs, weights
 
     outputs, inputs, weights = run()
     grads = [torch.randn(4, 4) for _ in outputs]
     split = SplitBackward(outputs, [*grads], inputs, weights)
     found = split.input_gradients()
     split.weight_gradients()
-    outputs, inputs, others = run()
-    if pairs := [(one, grad) for one, grad in zip(outputs, grads, strict=True) if one.requires_grad]:
-        torch.autograd.backward([one for one, _ in pairs], [grad for _, grad in pairs])
-    assert equal(found, [one.grad for one in inputs])
-    assert equal([one.grad for one in weights], [one.grad for one in others])
+    outputs, inputs, reference = run()
+    if pairs := [(output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad]:
+        torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+    assert equal(found, [tensor.grad for tensor in inputs])
+    assert equal([tensor.grad for tensor in weights], [tensor.grad for tensor in reference])

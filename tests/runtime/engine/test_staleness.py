@@ -1,4 +1,4 @@
-"""Distances between the weights that a mini-batch reads and those that its update meets, against plain training."""
+"""Distances from the weights that a mini-batch reads to those that its update changes, against plain training."""
 
 import math
 from typing import Any
@@ -46,21 +46,21 @@ def chunks(pipe: weft.Pipeline) -> list[dict[str, Any]]:
 
 
 def weights(layer: nn.Module) -> list[Tensor]:
-    return [one.detach().clone() for one in layer.parameters()]
+    return [parameter.detach().clone() for parameter in layer.parameters()]
 
 
 def write(layer: nn.Module, values: list[Tensor]) -> None:
-    for one, value in zip(layer.parameters(), values, strict=True):
-        one.data.copy_(value)
+    for parameter, value in zip(layer.parameters(), values, strict=True):
+        parameter.data.copy_(value)
 
 
-def apart(ones: list[Tensor], others: list[Tensor]) -> float:
-    flat = [torch.cat([one.flatten() for one in some]).double() for some in (ones, others)]
+def apart(first: list[Tensor], second: list[Tensor]) -> float:
+    flat = [torch.cat([tensor.flatten() for tensor in tensors]).double() for tensors in (first, second)]
     return float((flat[0] - flat[1]).square().sum().sqrt())
 
 
 def test_2bw_is_one_update_late() -> None:
-    """Forward and backward at the last version but one; the distance is the length of the last update."""
+    """Forward and backward read the second newest version; the distance is the length of the last update."""
     plain = model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=LR, momentum=MOMENTUM)
     versions: list[list[list[Tensor]]] = []
@@ -74,7 +74,7 @@ def test_2bw_is_one_update_late() -> None:
             write(layer, newest)
         optimizer.step()
     found = chunks(run("2bw", telemetry=1))
-    assert [(one["chunk"], one["delay"], one["ahead"]) for one in found] == [(0, 1, 0), (1, 1, 0)]
+    assert [(chunk["chunk"], chunk["delay"], chunk["ahead"]) for chunk in found] == [(0, 1, 0), (1, 1, 0)]
     for chunk in (0, 1):
         samples = found[chunk]["samples"]
         assert [sample["minibatch"] for sample in samples] == list(range(UPDATES))
@@ -84,8 +84,8 @@ def test_2bw_is_one_update_late() -> None:
         assert expected[-1] > 0
 
 
-def test_xpipe_predicts_its_way_to_the_weights_that_it_meets() -> None:
-    """Rank 0 of two reads a prediction from the version before; the backward of both is at the newest."""
+def test_xpipe_reads_predictions_of_the_weights_that_it_updates() -> None:
+    """The forward of rank 0 reads a prediction from the version before; all backwards read the newest version."""
     first, second = plain = model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=LR, momentum=MOMENTUM)
     stale, predicted = [], []
@@ -100,12 +100,17 @@ def test_xpipe_predicts_its_way_to_the_weights_that_it_meets() -> None:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         before = newest
-        buffers = [optimizer.state[one].get("momentum_buffer", torch.zeros_like(one)) for one in first.parameters()]
-        guess = [one - LR * buffer for one, buffer in zip(newest, buffers, strict=True)]  # as of the newest version
+        buffers = [
+            optimizer.state[parameter].get("momentum_buffer", torch.zeros_like(parameter))
+            for parameter in first.parameters()
+        ]
+        guess = [
+            weight - LR * buffer for weight, buffer in zip(newest, buffers, strict=True)
+        ]  # from the newest version
         optimizer.step()
     options: dict[str, Any] = {"microbatches": 1, "predict": {"versions": "exact"}}
     found = chunks(run("xpipe", telemetry=1, **options))
-    assert [(one["chunk"], one["delay"], one["ahead"]) for one in found] == [(0, 1, 1), (1, 0, 0)]
+    assert [(chunk["chunk"], chunk["delay"], chunk["ahead"]) for chunk in found] == [(0, 1, 1), (1, 0, 0)]
     assert [sample["stale"] for sample in found[0]["samples"]] == pytest.approx(stale, rel=1e-4)
     assert [sample["predicted"] for sample in found[0]["samples"]] == pytest.approx(predicted, rel=1e-4)
     assert all(sample["stale"] == sample["predicted"] == 0 for sample in found[1]["samples"])
@@ -113,24 +118,24 @@ def test_xpipe_predicts_its_way_to_the_weights_that_it_meets() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_synchronous_schedule_meets_what_it_read(schedule: str) -> None:
-    for one in chunks(run(schedule, telemetry=2)):
-        assert one["samples"] == [{"minibatch": t, "predicted": 0.0, "stale": 0.0} for t in (0, 2, 4, 6)]
+def test_a_synchronous_schedule_has_no_distance(schedule: str) -> None:
+    for chunk in chunks(run(schedule, telemetry=2)):
+        assert chunk["samples"] == [{"minibatch": t, "predicted": 0.0, "stale": 0.0} for t in (0, 2, 4, 6)]
 
 
-def test_it_is_off_by_default() -> None:
+def test_telemetry_is_off_by_default() -> None:
     pipe = run("2bw")
-    assert [one["samples"] for one in chunks(pipe)] == [[], []]
+    assert [chunk["samples"] for chunk in chunks(pipe)] == [[], []]
     assert "distance" not in str(pipe.report())
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5])
-def test_every_so_many_minibatches(every: Any) -> None:
+def test_an_invalid_interval_is_refused(every: Any) -> None:
     with pytest.raises(weft.WeftError, match="telemetry"):
         run("2bw", telemetry=every)
 
 
-# On its own
+# Staleness alone
 
 
 def test_nothing_is_kept_after_the_update() -> None:
@@ -139,7 +144,7 @@ def test_nothing_is_kept_after_the_update() -> None:
     read, old = [torch.ones(3), torch.zeros(2, 2)], [torch.zeros(3), torch.zeros(2, 2)]
     staleness.sample(0, read, old)
     staleness.sample(2, read, read)
-    assert staleness.nbytes == 2 * 7 * 4 + 7 * 4  # what is the same is kept once
+    assert staleness.nbytes == 2 * 7 * 4 + 7 * 4  # equal tensors are kept once
     read[0].zero_()
     staleness.measure(0, [torch.ones(3), 2 * torch.ones(2, 2)])
     assert list(staleness.samples) == [{"minibatch": 0, "predicted": 4.0, "stale": pytest.approx(math.sqrt(19))}]
@@ -157,13 +162,13 @@ def test_the_last_samples_are_kept() -> None:
     assert [sample["minibatch"] for sample in staleness.samples] == list(range(5, MAX_SAMPLES + 5))
 
 
-def test_it_takes_no_part_in_what_it_measures() -> None:
+def test_telemetry_does_not_change_training() -> None:
     states = [run("2bw", telemetry=every).state_dict() for every in (None, 1)]
-    for one, other in zip(*(state.values() for state in states), strict=True):
-        assert torch.equal(one, other)
+    for without, measured in zip(*(state.values() for state in states), strict=True):
+        assert torch.equal(without, measured)
 
 
-def test_distances_of_coarse_numbers_are_fine() -> None:
-    one = torch.zeros(100_000, dtype=torch.bfloat16)
-    assert distance([one], [one + 1]) == pytest.approx(math.sqrt(100_000), rel=1e-5)
+def test_distances_of_low_precision_weights_are_accurate() -> None:
+    zeros = torch.zeros(100_000, dtype=torch.bfloat16)
+    assert distance([zeros], [zeros + 1]) == pytest.approx(math.sqrt(100_000), rel=1e-5)
     assert distance([torch.zeros(2, dtype=torch.complex64)], [torch.tensor([3j, 4])]) == pytest.approx(5)

@@ -1,7 +1,7 @@
-"""A backward at other weights than its forward, against weights that are written over in between.
+"""A backward at other weights than its forward, compared with overwriting the weights in between.
 
-Plain autograd, whose saved weights are views of the parameters, sees other weights if those are written over past its
-check (`leaf.data.copy_`): the same mixture, made in another way.
+The weights that plain autograd saves are views of the parameters. Overwriting those behind its check
+(`leaf.data.copy_`) makes its backward read other weights: the same computation by other means.
 """
 
 import copy
@@ -24,11 +24,11 @@ WORDS = torch.arange(12).reshape(3, 4) % 5
 
 
 class Written(nn.Module):
-    """A layer that is a function of some parameters and an input."""
+    """A layer made of a function of parameters and an input."""
 
     def __init__(self, run: Callable[..., Tensor], *weights: Tensor) -> None:
         super().__init__()
-        self.weights = nn.ParameterList([Parameter(one) for one in weights])
+        self.weights = nn.ParameterList([Parameter(weight) for weight in weights])
         self.run = run
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class First(nn.Module):
 
 
 class Tied(nn.Module):
-    """Embedding and output are one parameter."""
+    """Embedding and output share a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,24 +107,24 @@ def case(name: str) -> tuple[nn.Module, list[Tensor], list[Tensor]]:
     torch.manual_seed(11)
     make, x = LAYERS[name]
     layer = make()
-    others = [torch.randn_like(one) for one in layer.parameters()]
+    others = [torch.randn_like(parameter) for parameter in layer.parameters()]
     more = torch.roll(x, 1, 0) if x.is_floating_point() else x.flip(0)
-    inputs = [one.clone().requires_grad_() if one.is_floating_point() else one for one in (x, more)]
+    inputs = [tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor for tensor in (x, more)]
     return layer, others, inputs
 
 
 def gradients(inputs: list[Tensor], leaves: list[Parameter]) -> list[Tensor | None]:
-    given = [one for one in inputs if one.requires_grad]
-    found = [one.grad for one in (*leaves, *given)]
-    for one in (*leaves, *given):
-        one.grad = None
+    given = [tensor for tensor in inputs if tensor.requires_grad]
+    found = [tensor.grad for tensor in (*leaves, *given)]
+    for tensor in (*leaves, *given):
+        tensor.grad = None
     return found
 
 
 def plain(name: str) -> list[Tensor | None]:
-    """Two forwards, then their backwards after the weights were written over."""
+    """Two forwards, then their backwards after the weights were overwritten."""
     layer, others, inputs = case(name)
-    outputs = [layer(one) for one in inputs]
+    outputs = [layer(batch) for batch in inputs]
     leaves = list(layer.parameters())
     for leaf, other in zip(leaves, others, strict=True):
         leaf.data.copy_(other)
@@ -134,13 +134,13 @@ def plain(name: str) -> list[Tensor | None]:
 
 
 def swapped(name: str) -> list[Tensor | None]:
-    """The same by name; the forward's weights are spoilt, and nobody may notice."""
+    """The same with `WeightSubstitution`; the weights of the forward become NaN, which must not matter."""
     layer, others, inputs = case(name)
     leaves, substitution, outputs = list(layer.parameters()), WeightSubstitution(), []
-    for one in inputs:
+    for batch in inputs:
         substitution.forward_reads([leaves])
         with substitution.hooks():
-            outputs.append(layer(one))
+            outputs.append(layer(batch))
     reading = [Parameter(torch.empty_like(leaf)) for leaf in leaves]
     for leaf, home, other in zip(leaves, reading, others, strict=True):
         home.data.copy_(other)
@@ -153,30 +153,30 @@ def swapped(name: str) -> list[Tensor | None]:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_backward_reads_the_other_weights(name: str) -> None:
-    assert any(one is not None for one in plain(name))
+    assert any(gradient is not None for gradient in plain(name))
     torch.testing.assert_close(swapped(name), plain(name), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_at_the_same_weights_it_is_an_ordinary_backward(name: str) -> None:
+def test_at_the_same_weights_the_backward_is_unchanged(name: str) -> None:
     found = []
     for swaps in (False, True):
         layer, _, inputs = case(name)
         leaves, substitution = list(layer.parameters()), WeightSubstitution()
         substitution.forward_reads([leaves])
         substitution.backward_reads([leaves])
-        for one in inputs:
+        for batch in inputs:
             if swaps:
                 with substitution.hooks():
-                    layer(one).square().sum().backward()
+                    layer(batch).square().sum().backward()
             else:
-                layer(one).square().sum().backward()
+                layer(batch).square().sum().backward()
         found.append(gradients(inputs, leaves))
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-def test_what_is_computed_from_weights_is_that_of_the_forward() -> None:
-    """A parametrization's weight is an activation: the gradients between it and the input are of the forward's."""
+def test_values_computed_from_weights_are_those_of_the_forward() -> None:
+    """The weight of a parametrization is an activation: the backward uses its value from the forward."""
     torch.manual_seed(1)
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
     before = copy.deepcopy(layer)
@@ -184,7 +184,7 @@ def test_what_is_computed_from_weights_is_that_of_the_forward() -> None:
     substitution.forward_reads([leaves])
     with substitution.hooks():
         output = layer(x)
-    reading = [Parameter(2 * one.detach()) for one in leaves]
+    reading = [Parameter(2 * leaf.detach()) for leaf in leaves]
     for leaf in leaves:
         leaf.data.fill_(torch.nan)
     substitution.backward_reads([reading])
@@ -202,19 +202,21 @@ def test_several_sets_of_parameters() -> None:
     x = X.clone().requires_grad_()
     with substitution.hooks():
         output = second(first(x))
-    others = [[Parameter(one * scale) for one in layer.parameters()] for scale, layer in ((2, first), (5, second))]
+    others = [
+        [Parameter(parameter * scale) for parameter in layer.parameters()] for scale, layer in ((2, first), (5, second))
+    ]
     substitution.backward_reads(others)
     output.sum().backward()
     torch.testing.assert_close(x.grad, 10 * torch.ones_like(X) @ second.weight @ first.weight)
 
 
-def test_what_is_saved_is_counted_without_weights() -> None:
+def test_saved_activations_are_counted_without_weights() -> None:
     layer, saved, substitution = nn.Linear(8, 5, bias=False), set[tuple[int, int]](), WeightSubstitution()
     substitution.forward_reads([list(layer.parameters())])
     x = X.clone().requires_grad_()
     with substitution.hooks(saved):
         output = layer(x).exp()
-    assert saved == {(one.untyped_storage().data_ptr(), one.untyped_storage().nbytes()) for one in (x, output)}
+    assert saved == {(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()) for tensor in (x, output)}
 
 
 # Refusals
@@ -237,7 +239,7 @@ def test_parameters_of_one_storage_are_refused() -> None:
         WeightSubstitution().forward_reads([[Parameter(both[0]), Parameter(both[1])]])
 
 
-def test_a_parameter_that_is_laid_out_differently_is_refused() -> None:
+def test_a_parameter_with_another_layout_is_refused() -> None:
     part, substitution = Parameter(torch.randn(8, 9)[:, :3]), WeightSubstitution()
     substitution.forward_reads([[part]])
     with substitution.hooks():
@@ -252,11 +254,11 @@ def test_a_parameter_that_is_laid_out_differently_is_refused() -> None:
 
 def tensors() -> int:
     gc.collect()
-    return sum(issubclass(type(one), Tensor) for one in gc.get_objects())
+    return sum(issubclass(type(found), Tensor) for found in gc.get_objects())
 
 
 def test_nothing_is_held_after_the_backward() -> None:
-    layer = nn.Sequential(case("encoder")[0], nn.Softmax(-1))  # which saves its own output
+    layer = nn.Sequential(case("encoder")[0], nn.Softmax(-1))  # softmax saves its output
     leaves, substitution = list(layer.parameters()), WeightSubstitution()
     substitution.backward_reads([leaves])
 
@@ -273,7 +275,7 @@ def test_nothing_is_held_after_the_backward() -> None:
 
     run(2)
     before = tensors()
-    gc.disable()  # what goes, goes without its help
+    gc.disable()  # tensors must be freed without its help
     try:
         assert not any(output() is not None for output in run(200))
     finally:
@@ -282,11 +284,11 @@ def test_nothing_is_held_after_the_backward() -> None:
     substitution.forward_reads([leaves])
     with substitution.hooks():
         dropped = weakref.ref(layer(X.clone().requires_grad_()))
-    assert dropped() is None  # a forward without a backward goes too
+    assert dropped() is None  # a forward without a backward is freed too
 
 
 class Again(nn.Module):
-    """A layer that computes itself again in its backward, at the weights that are installed then."""
+    """A layer that recomputes itself in its backward, at the weights installed then."""
 
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
@@ -298,7 +300,7 @@ class Again(nn.Module):
 
 
 @pytest.mark.parametrize("versions", ["published", "exact"])
-def test_a_layer_with_a_backward_of_its_own_trains_alike(versions: str) -> None:
+def test_both_kinds_of_checkpoint_train_alike(versions: str) -> None:
     states = []
     for reentrant in (False, True):
         torch.manual_seed(0)
