@@ -1,5 +1,5 @@
-"""What chunks compute: dropout, recompute, layers in place, precision, frozen parameters; measured by plain training
-(`plain.py`)."""
+"""Computations of chunks, compared with plain training (`plain.py`): dropout, recompute, in-place layers, precision,
+frozen parameters."""
 
 import contextlib
 import copy
@@ -46,29 +46,29 @@ def test_dropout_does_not_depend_on_how_it_is_run(name: str, stages: int, recomp
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_asynchronous_dropout_is_computed_again(name: str) -> None:
-    """A recompute runs long after other micro-batches have drawn their numbers."""
+def test_a_recompute_repeats_dropout_under_asynchronous_schedules(name: str) -> None:
+    """A recompute runs long after other micro-batches have drawn random numbers."""
     data = batches(5)
     states = [train(pipeline(dropped(), schedule=name, recompute=recompute), data) for recompute in (False, True)]
     assert differing(*states) == []
 
 
 def test_dropout_is_the_same_on_replicas() -> None:
-    """To 1e-6: each replica adds its own micro-batches first."""
+    """To 1e-6: each replica sums its micro-batches first."""
     data = batches(3)
-    one = train(pipeline(dropped(), microbatches=4), data)
-    two = train(pipeline(dropped(), microbatches=2, replicas=2), data)
-    assert differing(one, two, within=1e-6) == []
+    unreplicated = train(pipeline(dropped(), microbatches=4), data)
+    replicated = train(pipeline(dropped(), microbatches=2, replicas=2), data)
+    assert differing(unreplicated, replicated, within=1e-6) == []
 
 
 def test_another_seed_is_another_dropout() -> None:
     data = batches(2)
-    one, other = (train(pipeline(dropped(), seed=seed), data) for seed in (1, 2))
-    assert len(differing(one, other, within=1e-3)) == len(one)
+    first, second = (train(pipeline(dropped(), seed=seed), data) for seed in (1, 2))
+    assert len(differing(first, second, within=1e-3)) == len(first)
 
 
 class Masks(nn.Module):
-    """Notes which of its inputs a dropout lets pass."""
+    """Records its dropout masks."""
 
     def __init__(self, seen: list[Tensor]) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class Masks(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe"])
-def test_mini_batches_micro_batches_and_layers_draw_their_own_numbers(name: str) -> None:
-    """Also behind a flush, where micro-batches count from 0 again."""
+def test_mini_batches_micro_batches_and_layers_draw_different_numbers(name: str) -> None:
+    """Also after a flush, where micro-batches count from 0 again."""
     seen: list[Tensor] = []
     pipe = pipeline([Masks(seen) for _ in range(4)], schedule=name, microbatches=2)
     for x, y in batches(4):
@@ -94,12 +94,12 @@ def test_mini_batches_micro_batches_and_layers_draw_their_own_numbers(name: str)
         pipe.step(x, y)
         pipe.flush()
     assert len(seen) == 8 * 2 * 4  # mini-batches, micro-batches, layers
-    assert len({tuple(one.flatten().tolist()) for one in seen}) == len(seen)
+    assert len({tuple(mask.flatten().tolist()) for mask in seen}) == len(seen)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_the_users_own_random_numbers_stay_as_they_are(recompute: bool) -> None:
-    """Whatever a pipeline draws, and even if a step fails, the user's generator goes on where it was."""
+def test_the_global_random_state_is_unchanged(recompute: bool) -> None:
+    """Whatever a pipeline draws, and even if a step fails."""
     torch.manual_seed(3)
     expected = torch.get_rng_state()
     pipe = pipeline(dropped(), schedule="wpipe", balance="time", example=batches(1)[0][0], recompute=recompute)
@@ -119,24 +119,24 @@ def test_the_users_own_random_numbers_stay_as_they_are(recompute: bool) -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "2bw"])
 def test_recompute_is_a_choice_per_chunk(name: str) -> None:
-    """Layers of chunks that are chosen run twice a micro-batch, others once."""
+    """Layers of chunks with recompute run twice per micro-batch, others once."""
     runs: list[list[int]] = [[], [], [], []]
-    layers = [Counted(one) for one in runs]
-    start = copy.deepcopy(nn.Sequential(*(one.linear for one in layers)).state_dict())
+    layers = [Counted(calls) for calls in runs]
+    start = copy.deepcopy(nn.Sequential(*(layer.linear for layer in layers)).state_dict())
     states = []
     for choice in ([False, True, False, True], False):
-        nn.Sequential(*(one.linear for one in layers)).load_state_dict(start)
-        for one in runs:
-            one.clear()
+        nn.Sequential(*(layer.linear for layer in layers)).load_state_dict(start)
+        for calls in runs:
+            calls.clear()
         pipe = pipeline(layers, schedule=name, stages=4, recompute=choice)
         states.append(train(pipe, batches(3)))
         if choice:
-            assert [one.count(1) for one in runs] == [12, 24, 12, 24]
+            assert [calls.count(1) for calls in runs] == [12, 24, 12, 24]
     assert differing(*states) == []
 
 
 class InPlace(nn.Module):
-    """A block that begins in place, one layer deep."""
+    """A block whose first inner layer works in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,25 +154,25 @@ class InPlace(nn.Module):
         lambda: nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)),
         lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.0, inplace=True), nn.ReLU(inplace=True)),
     ],
-    ids=["layer", "block", "behind an identity", "behind a view"],
+    ids=["layer", "block", "after an identity", "after a view"],
 )
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_a_chunk_may_begin_in_place(name: str, recompute: bool, start: Callable[[], nn.Module]) -> None:
-    """Its input belongs to another chunk, or to the user, who finds the batch as it was."""
+def test_a_chunk_may_start_with_an_in_place_layer(name: str, recompute: bool, start: Callable[[], nn.Module]) -> None:
+    """Its input belongs to another chunk or to the user, whose batch stays unchanged."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = nn.Sequential(start(), nn.Linear(WIDTH, WIDTH), start(), nn.Linear(WIDTH, WIDTH))
     data = batches(3)
     given = copy.deepcopy(data)
     state = train(pipeline(model, schedule=name, recompute=recompute), given)
-    assert all(torch.equal(mine[0], theirs[0]) for mine, theirs in zip(given, data, strict=True))
+    assert all(torch.equal(used[0], original[0]) for used, original in zip(given, data, strict=True))
     assert differing(state, plain(model, copy.deepcopy(data))[0]) == []
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_layers_in_place_where_a_chunk_begins_with_several(recompute: bool) -> None:
-    """The layers of the list, too: a chunk of [Identity, ReLU in place, Linear]."""
+def test_in_place_layers_after_the_first_layer_of_a_chunk(recompute: bool) -> None:
+    """A chunk of [Identity, in-place ReLU, Linear]."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         parts = [[nn.Identity(), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)] for _ in range(2)]
@@ -183,7 +183,7 @@ def test_layers_in_place_where_a_chunk_begins_with_several(recompute: bool) -> N
 
 
 class Checkpointed(nn.Module):
-    """Computes again by itself, at the weights that its module then has."""
+    """Recomputes itself, at the weights that its module has in the backward."""
 
     def __init__(self, active: bool) -> None:
         super().__init__()
@@ -194,8 +194,8 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
-def test_checkpoints_of_the_users_own(name: str) -> None:
-    """Whoever computes a forward again in its backward has to find the forward's version of the weights."""
+def test_activation_checkpointing_inside_a_model(name: str) -> None:
+    """A recompute inside a backward has to find the weight version of the forward."""
     data = batches(5)
     states = [
         train(pipeline(seeded(*[lambda active=active: Checkpointed(active)] * 4), schedule=name), data)
@@ -205,7 +205,7 @@ def test_checkpoints_of_the_users_own(name: str) -> None:
 
 
 class Spectral(nn.Module):
-    """Reads statistics that it changes with every forward."""
+    """Reads buffers that every forward changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def test_a_recompute_reads_the_buffers_of_its_forward(name: str) -> None:
 
 
 class Recurrent(nn.Module):
-    """Keeps its parameters in a list, too."""
+    """Also keeps its parameters in a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ def test_recurrent_layers_have_versions(name: str) -> None:
 
 
 class Behind(nn.Module):
-    """Reaches its weight by a way that no module knows of."""
+    """Reads its weight through a list that no module tracks."""
 
     def __init__(self, hidden: bool) -> None:
         super().__init__()
@@ -256,8 +256,8 @@ class Behind(nn.Module):
 
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
-def test_weights_that_are_reached_in_another_way(name: str) -> None:
-    """They train as others do, or are refused; a gradient that gets lost would be the worst."""
+def test_weights_read_through_untracked_references(name: str) -> None:
+    """They train like others or are refused; a lost gradient would be the worst outcome."""
     expected = train(pipeline(seeded(*[lambda: Behind(False)] * 4), schedule=name), batches(3))
     with contextlib.suppress(WeftError):
         state = train(pipeline(seeded(*[lambda: Behind(True)] * 4), schedule=name), batches(3))
@@ -266,7 +266,7 @@ def test_weights_that_are_reached_in_another_way(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "2bw"])
 def test_sparse_gradients(name: str) -> None:
-    """Some optimizers take no others. To 1e-6: sparse gradients are added up later."""
+    """Some optimizers accept no others. To 1e-6: sparse gradients are summed later."""
     states = []
     for sparse in (False, True):
         model = seeded(lambda sparse=sparse: nn.Embedding(50, WIDTH, sparse=sparse), *[Shift] * 3)  # type: ignore[misc]
@@ -286,13 +286,13 @@ def bf16() -> contextlib.AbstractContextManager[Any]:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_bf16_is_plain_autocast(name: str, recompute: bool) -> None:
-    """Weights stay in fp32 and so do their gradients; what crosses a cut is what autocast makes of it."""
+    """Weights and gradients stay in fp32; activations that cross a cut have the dtype of autocast."""
     model, data = nn.Sequential(*linear(7), nn.LayerNorm(WIDTH)), batches(4)
     state = train(pipeline(model, schedule=name, precision="bf16", recompute=recompute), data)
     expected = plain(model, data, context=bf16)[0]
-    assert {one.dtype for one in state.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     assert differing(state, expected) == []
-    assert len(differing(state, plain(model, data)[0])) == len(state)  # it is another computation
+    assert len(differing(state, plain(model, data)[0])) == len(state)  # fp32 gives other results
 
 
 def test_a_model_of_another_dtype() -> None:
@@ -317,7 +317,7 @@ FROZEN = {
 @pytest.mark.parametrize("where", FROZEN)
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_frozen_parameters(name: str, where: str, recompute: bool) -> None:
-    """They stay as they are and have no state; all others train as in plain PyTorch."""
+    """They stay unchanged and have no state; all others train as in plain PyTorch."""
     model, data = linear(), batches(3)
     for label, parameter in model.named_parameters():
         parameter.requires_grad_(not label.startswith(tuple(FROZEN[where])))
@@ -332,8 +332,8 @@ def test_frozen_parameters(name: str, where: str, recompute: bool) -> None:
 @pytest.mark.parametrize("options", [{}, {"recompute": True}, {"clip_norm": 0.01}], ids=["", "recompute", "clip"])
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_chunks_without_parameters(name: str, options: dict[str, Any]) -> None:
-    """First, in the middle and last; the losses are known all the same. With a norm to 1e-6, as it is added up by
-    chunks; wpipe has two of them, and with its parameters all in one group they come to the same."""
+    """First, in the middle and last; losses are still reported. With a norm to 1e-6, since it is summed by chunk; wpipe
+    has two norms, which are equal because all parameters are in one group."""
     if name == "pipedream" and "clip_norm" in options:
         pytest.skip("pipedream has no norm over chunks of different delays")
     model = nn.Sequential(nn.Tanh(), *linear(1), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh())

@@ -1,7 +1,7 @@
-"""What is measured is what was done: times, messages, bytes, and a timeline that can be drawn as a simulated one.
+"""Measurements match the work done: times, messages, bytes, and a timeline that can be drawn like a simulated one.
 
-Layers that sleep give times a lower bound that holds on any machine, however busy; there are no upper ones but those
-that follow from the clock itself. One launch of two real ranks tells whether their clocks agree.
+Layers that sleep give times a lower bound that holds on any machine, however busy; the only upper bounds follow from
+the clock itself. A launch of two real ranks checks that their clocks agree.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def pipeline(schedule: str, *, stages: int | None = 2, slow: bool = False, **opt
 
 
 def run(pipe: weft.Pipeline, steps: int, *, flush: bool = True) -> float:
-    """Train; how long it took."""
+    """Train, and return the time it took."""
     batch = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
     start = time.monotonic()
     for _ in range(steps):
@@ -80,11 +80,11 @@ def program_of(pipe: weft.Pipeline) -> Program:
     return lower(pipe.schedule)
 
 
-# A meter alone
+# Meters
 
 
 def test_a_meter_splits_time_into_busy_updating_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All between two actions is waiting; an update that was put off is updating, wherever it is made."""
+    """Time between two actions is waiting; a delayed update counts as updating, whenever it runs."""
     clock = iter([100, 110, 130, 135, 140, 150, 157, 200])
     monkeypatch.setattr("weft.runtime.engine.meters.monotonic_ns", lambda: next(clock))
     forward, update = next(steps_of("gpipe", Op.F)), next(steps_of("gpipe", Op.U))
@@ -109,8 +109,8 @@ def steps_of(name: str, op: Op) -> Iterator[Step]:
     return (step for step in program.steps(0, minibatches=1) if step.action.op == op)
 
 
-def test_a_peak_is_that_of_the_sum_too() -> None:
-    """Categories have their peaks at different moments: the peak of all is not the sum of the peaks."""
+def test_the_total_has_a_peak_too() -> None:
+    """Categories peak at different times: the peak of the total is not the sum of the peaks."""
     meter = Meter()
     meter.set_bytes(activations=100)
     meter.set_bytes(activations=10, gradients=50)
@@ -137,59 +137,59 @@ def test_a_meter_without_time_has_no_bubble() -> None:
     ],
 )
 def test_actions_and_messages_are_those_of_the_program(name: str, options: dict[str, Any]) -> None:
-    """Every message of the program, with the bytes of its tensors; what stays on a rank is none."""
+    """Every message of the program, with the bytes of its tensors; data that stays on a rank is no message."""
     pipe = pipeline(name, **options)
     run(pipe, 5)
     report = pipe.report()
     program = program_of(pipe)
     assert len(report.ranks) == 2 * pipe.replicas
     piece = ROWS // 4 // pipe.replicas * WIDTH * 4
-    for one in report.ranks:
-        steps = list(program.steps(one["rank"] % 2, minibatches=5))
+    for rank in report.ranks:
+        steps = list(program.steps(rank["rank"] % 2, minibatches=5))
         sent = sum(step.target >= 0 for step in steps)
-        assert (one["actions"], one["messages"]) == (len(steps), sent)
-        assert one["message_bytes"] == sent * piece
+        assert (rank["actions"], rank["messages"]) == (len(steps), sent)
+        assert rank["message_bytes"] == sent * piece
 
 
-def test_messages_of_the_first_chunk_carry_no_more_than_they_must() -> None:
-    """Nothing goes back to chunk 0's inputs, and the loss comes along with gradients."""
+def test_the_first_chunk_sends_no_gradients() -> None:
+    """The inputs of chunk 0 need no gradient, and losses travel with gradients."""
     pipe = pipeline("1f1b", stages=4)
     run(pipe, 1)
-    assert [one["messages"] for one in pipe.report().ranks] == [4, 8, 8, 4]
+    assert [rank["messages"] for rank in pipe.report().ranks] == [4, 8, 8, 4]
 
 
-def test_times_are_bounded_by_the_clock_and_by_what_layers_take() -> None:
-    """Two layers a rank, four micro-batches, three mini-batches: each sleeps so often, and no rank has more time than
-    there was."""
+def test_times_are_bounded_by_the_clock_and_the_sleeping_layers() -> None:
+    """Two layers per rank, four micro-batches, three mini-batches: each layer sleeps in every pass, and no rank records
+    more than the wall time."""
     pipe = pipeline("1f1b", slow=True)
     wall = run(pipe, 3)
-    for one in pipe.report().ranks:
-        assert one["busy"] >= 3 * 4 * 2 * 2 * PACE
-        assert one["busy"] + one["waiting"] + one["updating"] <= wall
-        assert one["updating"] > 0
-        assert one["bubble"] == pytest.approx(one["waiting"] / (one["busy"] + one["waiting"] + one["updating"]))
-    assert sum(one["busy"] for one in pipe.report().ranks) <= wall  # virtual ranks take turns
+    for rank in pipe.report().ranks:
+        assert rank["busy"] >= 3 * 4 * 2 * 2 * PACE
+        assert rank["busy"] + rank["waiting"] + rank["updating"] <= wall
+        assert rank["updating"] > 0
+        assert rank["bubble"] == pytest.approx(rank["waiting"] / (rank["busy"] + rank["waiting"] + rank["updating"]))
+    assert sum(rank["busy"] for rank in pipe.report().ranks) <= wall  # virtual ranks take turns
 
 
 def test_one_rank_accounts_for_all_its_time() -> None:
-    """Nothing to wait for, and what is between actions is small beside what layers take."""
+    """It waits for nothing, and the time between actions is small compared with the layers."""
     pipe = pipeline("gpipe", stages=1, slow=True)
     wall = run(pipe, 3)
-    (one,) = pipe.report().ranks
-    assert wall / 2 <= one["busy"] + one["waiting"] + one["updating"] <= wall
-    assert one["messages"] == one["message_bytes"] == 0
+    (rank,) = pipe.report().ranks
+    assert wall / 2 <= rank["busy"] + rank["waiting"] + rank["updating"] <= wall
+    assert rank["messages"] == rank["message_bytes"] == 0
 
 
-def test_meters_start_anew_when_they_are_told() -> None:
+def test_reset_meters_start_from_zero() -> None:
     pipe = pipeline("2bw")
     run(pipe, 3)
     pipe.reset_meters()
-    for one in pipe.report().ranks:
-        assert [one[name] for name in ("busy", "waiting", "updating", "actions", "messages", "message_bytes")] == [
+    for rank in pipe.report().ranks:
+        assert [rank[name] for name in ("busy", "waiting", "updating", "actions", "messages", "message_bytes")] == [
             0
         ] * 6
-        assert one["bubble"] == 0
-        assert one["bytes"]["weights"] == one["peak_bytes"]["weights"] > 0
+        assert rank["bubble"] == 0
+        assert rank["bytes"]["weights"] == rank["peak_bytes"]["weights"] > 0
     run(pipe, 1)
     steps = list(program_of(pipe).steps(0, minibatches=1))
     assert pipe.report().ranks[0]["actions"] == len(steps)
@@ -212,34 +212,34 @@ def check_report(report: Report) -> None:
     data = report.as_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert data["schedule"] == report.schedule.name
-    assert [one["rank"] for one in data["ranks"]] == list(range(report.schedule.stages * report.replicas))
-    for one in data["ranks"]:
-        assert list(one["bytes"]) == list(CATEGORIES)
-        assert set(one["peak_bytes"]) == {*CATEGORIES, "total"}
-        for category, held in one["bytes"].items():
-            assert 0 <= held <= one["peak_bytes"][category] <= one["peak_bytes"]["total"]
-        assert sum(one["bytes"].values()) <= one["peak_bytes"]["total"] <= sum(one["peak_bytes"].values())
-        assert list(one["bytes_at_peak"]) == list(CATEGORIES)
-        assert sum(one["bytes_at_peak"].values()) == one["peak_bytes"]["total"]
+    assert [rank["rank"] for rank in data["ranks"]] == list(range(report.schedule.stages * report.replicas))
+    for rank in data["ranks"]:
+        assert list(rank["bytes"]) == list(CATEGORIES)
+        assert set(rank["peak_bytes"]) == {*CATEGORIES, "total"}
+        for category, held in rank["bytes"].items():
+            assert 0 <= held <= rank["peak_bytes"][category] <= rank["peak_bytes"]["total"]
+        assert sum(rank["bytes"].values()) <= rank["peak_bytes"]["total"] <= sum(rank["peak_bytes"].values())
+        assert list(rank["bytes_at_peak"]) == list(CATEGORIES)
+        assert sum(rank["bytes_at_peak"].values()) == rank["peak_bytes"]["total"]
     title, head, *rows = str(report).splitlines()
     assert report.schedule.title in title
     assert len(rows) == len(data["ranks"])
-    assert len({len(line) for line in (head, *rows)}) == 1  # columns stand below each other
+    assert len({len(line) for line in (head, *rows)}) == 1  # columns are aligned
     for name in ("busy", "waiting", "update", "bubble", "messages", "extra versions", "peak total"):
         assert name in head
-    for one, row in zip(data["ranks"], rows, strict=True):
+    for rank, row in zip(data["ranks"], rows, strict=True):
         cells = re.split(r"\s{2,}", row.strip())
-        assert cells[0] == str(one["rank"])
-        assert cells[4] == f"{one['bubble']:.1%}"
-        assert cells[5] == str(one["messages"])
-        assert cells[-1] == format_bytes(one["peak_bytes"]["total"])
+        assert cells[0] == str(rank["rank"])
+        assert cells[4] == f"{rank['bubble']:.1%}"
+        assert cells[5] == str(rank["messages"])
+        assert cells[-1] == format_bytes(rank["peak_bytes"]["total"])
 
 
 @pytest.mark.parametrize("name", ["1f1b", "wpipe"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_report_is_data_and_a_table(name: str, replicas: int) -> None:
     pipe = pipeline(name, replicas=replicas)
-    check_report(pipe.report())  # before anything ran
+    check_report(pipe.report())  # before the first step
     run(pipe, 3)
     check_report(pipe.report())
 
@@ -257,7 +257,7 @@ def test_a_report_is_data_and_a_table(name: str, replicas: int) -> None:
         (5000 * 2**40, "5000.0 TiB"),
     ],
 )
-def test_bytes_in_words(nbytes: int, words: str) -> None:
+def test_formatted_bytes(nbytes: int, words: str) -> None:
     assert format_bytes(nbytes) == words
 
 
@@ -265,21 +265,21 @@ def test_bytes_in_words(nbytes: int, words: str) -> None:
 
 
 def check_timeline(shown: Timeline, program: Program, expected: dict[int, list[Step]]) -> None:
-    """Every action of the window once, in the order of the program, one at a time, and behind what it needs."""
+    """Every action of the window once, in the order of the program, one at a time, and after its inputs."""
     found: dict[int, list[Block]] = {rank: [] for rank in expected}
     for block in shown.blocks:
         found[block.rank].append(block)
     for rank, blocks in found.items():
         assert [block.step for block in blocks] == expected[rank]
         assert all(block.start <= block.end for block in blocks)
-        assert all(one.end <= other.start for one, other in pairwise(blocks))
+        assert all(block.end <= following.start for block, following in pairwise(blocks))
     assert min(block.start for block in shown.blocks) == 0
     assert shown.makespan == max(block.end for block in shown.blocks)
     check_messages(shown)
 
 
 def check_messages(shown: Timeline, *, at_least: float = 0.0) -> int:
-    """Who takes a message starts after its sender did, and that long after it; how many there were."""
+    """Check that a receiver starts more than `at_least` after its sender; return the number of messages."""
     senders = {
         (block.step.action.op == Op.F, block.step.feeds, block.step.action.index): block
         for block in shown.blocks
@@ -289,7 +289,7 @@ def check_messages(shown: Timeline, *, at_least: float = 0.0) -> int:
     for block in shown.blocks:
         if block.step.needs >= 0 and block.step.action.op != Op.W:
             key = block.step.action.op == Op.F, block.step.action.chunk, block.step.action.index
-            if key in senders:  # else it was before the window
+            if key in senders:  # otherwise sent before the window
                 assert block.start > senders[key].start + at_least
                 count += 1
     return count
@@ -302,7 +302,7 @@ def check_pictures(shown: Timeline) -> None:
     data = json.loads(re.findall(r'id="data"[^>]*>(.*?)</script>', html(shown), re.DOTALL)[0])
     assert Counter(data["strings"][fields[0]] for fields in data["blocks"]["fields"]) == actions
     events = json.loads(trace(shown, unit_us=1e6))["traceEvents"]
-    assert Counter(one["args"]["action"] for one in events if one["ph"] == "X") == actions
+    assert Counter(event["args"]["action"] for event in events if event["ph"] == "X") == actions
     lines = grid(shown, width=200, versions=True).splitlines()
     for rank in range(shown.schedule.stages):
         assert any(line.startswith(f"rank {rank}  ") for line in lines)
@@ -325,7 +325,7 @@ def test_a_timeline_of_a_whole_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe"])
 def test_a_timeline_of_the_last_mini_batches(name: str) -> None:
-    """In the middle of a run, of as many cycles as were asked for; a run that was flushed is forgotten in the next."""
+    """In the middle of a run, with the requested number of cycles; a flushed run is forgotten in the next."""
     pipe = pipeline(name)
     run(pipe, 3)
     run(pipe, 6, flush=False)
@@ -338,8 +338,8 @@ def test_a_timeline_of_the_last_mini_batches(name: str) -> None:
     assert len(pipe.timeline(100).blocks) == len(whole.blocks)
 
 
-def test_a_timeline_goes_back_so_many_cycles_and_no_more() -> None:
-    """It is always on, so it must not grow with the run."""
+def test_a_timeline_keeps_a_window_of_cycles() -> None:
+    """It is always recorded, so it must not grow with the run."""
     pipe = pipeline("1f1b")
     run(pipe, WINDOW + 10, flush=False)
     program = program_of(pipe)
@@ -363,7 +363,7 @@ def test_updates_that_wait_for_others_are_in_the_timeline_once() -> None:
     check_timeline(pipe.timeline(), program, {rank: list(program.steps(rank, minibatches=4)) for rank in range(2)})
 
 
-def test_a_timeline_of_nothing_can_not_be_drawn_and_says_so() -> None:
+def test_drawing_an_empty_timeline_is_refused() -> None:
     pipe = pipeline("1f1b")
     shown = pipe.timeline()
     assert (shown.blocks, shown.minibatches, shown.makespan) == ((), 0, 0.0)
@@ -376,7 +376,7 @@ def test_a_timeline_of_nothing_can_not_be_drawn_and_says_so() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a rank has to say of its run."""
+    """The measurements of a rank."""
 
     name: str
     wall: float
@@ -392,9 +392,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def measure() -> list[Measured]:
-    """What each rank does."""
+    """Run every case on this rank."""
     torch.set_num_threads(1)
-    run(pipeline("gpipe", stages=None), 1)  # loads what is loaded at the first use
+    run(pipeline("gpipe", stages=None), 1)  # warm-up: triggers lazy loading
     found = []
     for name, options in CASES:
         pipe = pipeline(name, stages=None, slow=True, **options)
@@ -414,37 +414,36 @@ def measured(launch: Callable[..., list[Any]]) -> list[list[Measured]]:
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[" ".join([name, *options]) for name, options in CASES])
 def test_real_ranks_measure_themselves(measured: list[list[Measured]], case: int) -> None:
-    """Every rank has the figures of all of them; each accounts for its own time, at least for half of it."""
+    """Every rank gets the figures of all ranks; each accounts for at least half of its time."""
     first, second = (ran[case] for ran in measured)
     assert first.report.as_dict() == second.report.as_dict()
     check_report(first.report)
     program = lower(first.report.schedule)
-    for rank, one in enumerate(first.report.ranks):
+    for rank, figures in enumerate(first.report.ranks):
         steps = list(program.steps(rank, minibatches=3))
-        total = one["busy"] + one["waiting"] + one["updating"]
-        assert one["busy"] >= 3 * 4 * 2 * 2 * PACE  # two layers a rank, forward and backward
+        total = figures["busy"] + figures["waiting"] + figures["updating"]
+        assert figures["busy"] >= 3 * 4 * 2 * 2 * PACE  # two layers per rank, forward and backward
         assert measured[rank][case].wall / 2 <= total <= measured[rank][case].wall
-        assert one["actions"] == len(steps)
-        assert one["messages"] == sum(step.target >= 0 for step in steps)
-        assert one["message_bytes"] == one["messages"] * ROWS // 4 * WIDTH * 4
-        assert one["bytes"]["buffers"] > 0
+        assert figures["actions"] == len(steps)
+        assert figures["messages"] == sum(step.target >= 0 for step in steps)
+        assert figures["message_bytes"] == figures["messages"] * ROWS // 4 * WIDTH * 4
+        assert figures["bytes"]["buffers"] > 0
 
 
 def test_a_rank_that_has_to_wait_shows_a_bubble(measured: list[list[Measured]]) -> None:
-    """Under gpipe, rank 0 has nothing to do while rank 1 runs the last forward and the first backward, each of two
-    slow layers; rank 1 nothing while rank 0 runs the first forward and, but in the last mini-batch, the last
-    backward."""
+    """Under gpipe, rank 0 is idle while rank 1 runs the last forward and the first backward, each of two slow layers;
+    rank 1 is idle while rank 0 runs the first forward and, except in the last mini-batch, the last backward."""
     report = measured[0][0].report
     assert report.schedule.name == "gpipe"
     assert report.ranks[0]["waiting"] >= 3 * 2 * 2 * PACE
     assert report.ranks[1]["waiting"] >= 3 * 2 * PACE
-    assert all(0 < one["bubble"] < 1 for one in report.ranks)
+    assert all(0 < rank["bubble"] < 1 for rank in report.ranks)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[" ".join([name, *options]) for name, options in CASES])
 def test_clocks_of_real_ranks_agree(measured: list[list[Measured]], case: int) -> None:
-    """Whoever takes a message starts at least as long after its sender as the sender's layers sleep before they have
-    it: with clocks that differ by more than that, or are read at the wrong moment, one would come too early."""
+    """A receiver starts after its sender by at least the time that the sender's layers sleep. If the clocks differed by
+    more, or were read at the wrong moment, a message would arrive too early."""
     first, second = (ran[case] for ran in measured)
     assert first.timeline.blocks == second.timeline.blocks
     program = lower(first.report.schedule)
