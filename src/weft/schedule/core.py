@@ -74,8 +74,8 @@ class Schedule:
         set_field(self, "options", dict(options or {}))
         if len(self.streams) != stages:
             raise WeftError(f"a schedule needs one stream per rank (streams: {len(self.streams)}, stages: {stages})")
-        if wrong := [rank for rank in ranks if not 0 <= rank < stages]:
-            raise WeftError(f"chunks are placed on ranks 0 to {stages - 1} (got rank {wrong[0]})")
+        if outside := [rank for rank in ranks if not 0 <= rank < stages]:
+            raise WeftError(f"chunks are placed on ranks 0 to {stages - 1} (got rank {outside[0]})")
         for rank, rows in enumerate(self.streams):
             unknown = rows["chunk"][(rows["chunk"] < 0) | (rows["chunk"] >= len(ranks))]
             if unknown.size:
