@@ -15,16 +15,15 @@ from benchmarks.paper_scale.devices import Device, ring_seconds
 from benchmarks.paper_scale.measure import measure
 from benchmarks.paper_scale.sensitivity import compare
 from weft.train.data_spec import DataSpec
-from weft.train.models.bert import Attention, FeedForward
-from weft.train.models.options import BERT, ResNet
-from weft.train.models.resnet import build_resnet
+from weft.train.models import BERT, ResNet, build_model
 
 SEQUENCE = 32
 
 
 def bert_layer() -> torch.nn.Sequential:
-    options = BERT(name="bert", width=64, heads=4, dropout=0.1).resolved()
-    return torch.nn.Sequential(Attention(options), FeedForward(options))
+    pairs = DataSpec(task="classification", form="pairs", vocabulary=50, context=SEQUENCE, classes=2)
+    model = build_model(BERT(name="bert", layers=1, width=64, heads=4, dropout=0.1), pairs, seed=0).model
+    return torch.nn.Sequential(model.attention0, model.feedforward0)
 
 
 def hidden(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,9 +66,9 @@ def test_a_layer_of_bert_computes_and_keeps_what_the_model_does() -> None:
 
 def test_resnext_50_computes_and_holds_what_the_model_does() -> None:
     layers = shapes.resnext(shapes.BLOCKS[50])
-    options = ResNet(name="resnext50_32x4d", size="full").resolved()
+    options = ResNet(name="resnext50_32x4d", size="full")
     with torch.device("meta"):
-        model = build_resnet(options, images(shapes.IMAGE))
+        model = build_model(options, images(shapes.IMAGE), seed=0).model
         assert sum(layer.parameters for layer in layers) == sum(weight.numel() for weight in model.parameters())
         with FlopCounterMode(display=False) as counter:
             model(torch.randn(1, 3, shapes.IMAGE, shapes.IMAGE))
@@ -77,8 +76,7 @@ def test_resnext_50_computes_and_holds_what_the_model_does() -> None:
 
 
 def test_a_bottleneck_keeps_what_the_model_does() -> None:
-    options = ResNet(name="resnext50_32x4d", size="full").resolved()
-    model = build_resnet(options, images(32))
+    model = build_model(ResNet(name="resnext50_32x4d", size="full"), images(32), seed=0).model
     block = model.get_submodule("stage1_block2")
     image = torch.randn(2, 256, 8, 8, requires_grad=True).to(memory_format=torch.channels_last)
     found = shapes.bottleneck(256, 128, 256, 8)
