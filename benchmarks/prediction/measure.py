@@ -87,8 +87,8 @@ def _cost(quick: bool) -> dict[str, Any]:
             else:
                 names = {"optimizer": optimizer, "with": str(with_), "without": str(without)}
                 pairs.append(names | {"ratios": ratios, "buffers": _buffers(with_, optimizer, buffers_after)})
-    measured = {"pairs": pairs, "telemetry": telemetry}
-    return {"rounds": rounds, "load": load, "buffers_after": buffers_after} | measured
+    form = {"rounds": rounds, "load": load, "buffers_after": buffers_after}
+    return form | {"pairs": pairs, "telemetry": telemetry}
 
 
 def _buffers(contender: Contender, optimizer: str, after: tuple[int, ...]) -> list[float]:

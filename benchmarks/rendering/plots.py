@@ -79,8 +79,9 @@ def stacks(title: str, panels: Mapping[str, Mapping[str, Mapping[str, float]]], 
             rows, starts = [labels.index(label) for label in panel], [0.0] * len(panel)
             for part, colour in zip(parts, COLOURS, strict=False):
                 widths = [stack.get(part, 0.0) for stack in panel.values()]
-                look = {"color": colour, "edgecolor": "white", "linewidth": 0.6}
-                handles[part] = axes.barh(rows, widths, left=starts, height=0.68, **look)
+                handles[part] = axes.barh(
+                    rows, widths, left=starts, height=0.68, color=colour, edgecolor="white", linewidth=0.6
+                )
                 starts = [start + width for start, width in zip(starts, widths, strict=True)]
             for row, end in zip(rows, starts, strict=True):
                 _write_value(axes, end, row, _number(end, digits))

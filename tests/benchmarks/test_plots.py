@@ -55,7 +55,7 @@ def figure_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], str]], 
         with monkeypatch.context() as patched:
             patched.setattr(Sheet, "svg", lambda self: self._figure)
             made = cast(Figure, make())
-        FigureCanvasAgg(made).draw()
+        FigureCanvasAgg(made).draw()  # type: ignore[no-untyped-call]
         return made
 
     return figure
