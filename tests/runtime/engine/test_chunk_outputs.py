@@ -1,4 +1,4 @@
-"""What chunks hand over: any tree, any shape, skip connections; measured by plain training (`plain.py`)."""
+"""Outputs of chunks, compared with plain training (`plain.py`): any tree, any shape, skip connections."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ from torch.nn import functional
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_one_stage_is_a_plain_training_loop(name: str, optimizer: Any) -> None:
-    """With gradients added over micro-batches, and with the loss that such a loop would log."""
+    """With gradients accumulated over micro-batches, and with the loss that such a loop would log."""
     model, data = linear(), batches(4)
     pipe = pipeline(model, schedule=name, stages=1, optimizer=optimizer)
     losses = [pipe.step(*batch).loss for batch in data]
@@ -66,7 +66,7 @@ class Fork(nn.Module):
 
 
 class Carry(nn.Module):
-    """Takes all of it, insists on what it is, and hands on all of it."""
+    """Takes all of these values, checks them, and passes them all on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,22 +99,22 @@ def nested() -> nn.Sequential:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_chunks_hand_over_any_nest(name: str, stages: int, recompute: bool) -> None:
-    """To 1e-6: a value that several chunks read gets its gradient in parts, which are added in another order."""
+def test_chunks_may_return_any_tree(name: str, stages: int, recompute: bool) -> None:
+    """To 1e-6: the gradient of a value that several chunks read is summed in another order."""
     model, data = nested(), batches(3)
     state = train(pipeline(model, schedule=name, stages=stages, recompute=recompute), data)
     assert differing(state, plain(model, data)[0], within=1e-6) == []
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_asynchronous_chunks_hand_over_any_nest(name: str) -> None:
+def test_asynchronous_chunks_may_return_any_tree(name: str) -> None:
     model, data = nested(), batches(4)
     pipe = pipeline(model, schedule=name)
     assert differing(train(pipe, data), law(model, data, pipe), within=1e-6) == []
 
 
 class Flagged(nn.Module):
-    """What it hands over, and whether that wants a gradient, goes by a plain value, not by a shape."""
+    """Its outputs, and whether they need a gradient, depend on a plain value, not on a shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,8 +139,8 @@ class Sum(nn.Module):
 @pytest.mark.parametrize("modes", [["one", "two", "one"], ["still", "one", "two"], ["two", "still", "two"]], ids=str)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_nests_may_change_while_shapes_do_not(name: str, recompute: bool, modes: list[str]) -> None:
-    """Other numbers of outputs, and outputs that want a gradient now and did not before."""
+def test_trees_may_change_while_shapes_do_not(name: str, recompute: bool, modes: list[str]) -> None:
+    """The number of outputs changes, and outputs that needed no gradient may need one later."""
     model = seeded(Flagged, Sum)
     data = [({"x": x, "mode": mode}, y) for (x, y), mode in zip(batches(3), modes, strict=True)]
     state = train(pipeline(model, schedule=name, recompute=recompute), data)
@@ -148,7 +148,7 @@ def test_nests_may_change_while_shapes_do_not(name: str, recompute: bool, modes:
 
 
 class Aside(nn.Module):
-    """Hands over a value of its own parameters that nobody ever reads."""
+    """Returns a value of its own parameters that is never read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,8 +168,8 @@ class First(nn.Module):
 
 @pytest.mark.parametrize("options", [{}, {"recompute": True}, {"clip_norm": 1e9}], ids=["", "recompute", "clip"])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_gradients_that_never_come(name: str, options: dict[str, Any]) -> None:
-    """No gradient is no zero: AdamW lets decay what has a gradient, and only that."""
+def test_outputs_without_a_gradient(name: str, options: dict[str, Any]) -> None:
+    """A missing gradient is not zero: AdamW decays only parameters that have a gradient."""
     model = seeded(Pair, Aside, Aside, First)
     data = batches(3)
     state = train(pipeline(model, schedule=name, optimizer=adamw, **options), data)
@@ -190,7 +190,7 @@ class Detached(nn.Module):
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_a_chunk_that_no_gradient_reaches(name: str) -> None:
-    """Its parameters stay, as in plain training; the chunks behind it train."""
+    """Its parameters stay unchanged, as in plain training; the chunks after it train."""
     model = nn.Sequential(*linear(3), Detached(), *linear(4, seed=3))
     data = batches(3)
     state = train(pipeline(model, schedule=name, stages=2, optimizer=adamw), data)
@@ -198,7 +198,7 @@ def test_a_chunk_that_no_gradient_reaches(name: str) -> None:
     assert differing(state, plain(model, data, optimizer=adamw)[0]) == []
 
 
-# What the first chunk is given
+# Inputs of the first chunk
 
 
 class Two(nn.Module):
@@ -211,7 +211,7 @@ class Two(nn.Module):
 
 
 class Whole(Two):
-    """One argument, and so it is given the tuple as it is."""
+    """Takes one argument, so it gets the tuple itself."""
 
     def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
         assert type(both) is tuple
@@ -219,7 +219,7 @@ class Whole(Two):
 
 
 class ByKey(Two):
-    """One argument that bears no key of the dict, and so it is given the dict as it is."""
+    """Takes one argument whose name is no key of the dict, so it gets the dict itself."""
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
         assert type(batch) is dict
@@ -260,7 +260,7 @@ def test_several_inputs(first: type[nn.Module], form: type, forward: Any) -> Non
 
 
 def test_targets_of_several_parts() -> None:
-    """Without samples too: a number for all micro-batches alike."""
+    """Including a part without samples: a number that all micro-batches share."""
 
     def loss_fn(output: Tensor, target: dict[str, Any]) -> Tensor:
         errors: Tensor = functional.mse_loss(output, target["y"], reduction="none").mean(1) * target["w"]
@@ -275,7 +275,7 @@ def test_targets_of_several_parts() -> None:
 
 
 class Down(nn.Module):
-    """Puts what it computes on a pile, for a chunk that is not its neighbour."""
+    """Pushes its output on a stack, for a chunk that is not its neighbour."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,8 +292,8 @@ class Up(nn.Module):
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        h, *pile, skipped = given
-        return torch.tanh(self.linear(h) + skipped), *pile
+        h, *stack, skipped = given
+        return torch.tanh(self.linear(h) + skipped), *stack
 
 
 class Start(nn.Module):
@@ -309,7 +309,7 @@ def unet() -> nn.Sequential:
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_skip_connections(name: str, stages: int, recompute: bool) -> None:
-    """To the bit: a skipped value has two readers, and the sum of two does not depend on their order."""
+    """Bit-identical: a skipped value has two readers, and the sum of two gradients does not depend on their order."""
     model, data = unet(), batches(3)
     state = train(pipeline(model, schedule=name, stages=stages, recompute=recompute), data)
     assert differing(state, plain(model, data)[0]) == []
@@ -326,7 +326,7 @@ def test_asynchronous_skip_connections(name: str) -> None:
 
 
 class Trim(nn.Module):
-    """Cuts words to the longest text of the micro-batch: its neighbours get other lengths."""
+    """Trims words to the longest text of the micro-batch: other micro-batches have other lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,7 +347,7 @@ def texts() -> nn.Sequential:
 
 
 def lengths(sizes: Sequence[int]) -> list[Batch]:
-    """Each mini-batch of texts of up to so many words, shorter from micro-batch to micro-batch."""
+    """A mini-batch of texts of up to each number of words, shorter from micro-batch to micro-batch."""
     made = []
     for t, longest in enumerate(sizes):
         words = torch.randint(1, 50, (ROWS, longest), generator=torch.Generator().manual_seed(t))
@@ -370,7 +370,7 @@ def test_shapes_change_from_micro_batch_to_micro_batch(name: str, recompute: boo
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_a_shorter_last_batch(name: str) -> None:
-    """As the end of an epoch brings it, and then the next epoch; one sample a micro-batch is the least."""
+    """As at the end of an epoch, followed by the next epoch; one sample per micro-batch is the minimum."""
     model = linear()
     data = [*batches(2), *batches(1, rows=8), *batches(2), *batches(1, rows=4)]
     state = train(pipeline(model, schedule=name), data)
@@ -386,7 +386,7 @@ def test_asynchronous_shapes_that_change(name: str) -> None:
 
 
 class Numbered(nn.Module):
-    """Hands over a plain number that is another one every time."""
+    """Returns a plain number that differs in every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ class Scaled(nn.Module):
 
 
 class Kinds(nn.Module):
-    """Hands over values that Python holds equal, and that are of different kinds."""
+    """Returns values of different types that compare equal in Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -426,7 +426,7 @@ class ByKind(nn.Module):
 
 
 def on_two_ranks() -> dict[str, dict[str, Tensor]]:
-    """All that links have to bear, each under a name: the states after training."""
+    """The states after training, by case: all that links have to carry."""
     torch.set_num_threads(1)
     chosen: dict[str, Any] = {"stages": 2 if not torch.distributed.is_initialized() else None}
     states: dict[str, dict[str, Tensor]] = {}
@@ -443,7 +443,7 @@ def on_two_ranks() -> dict[str, dict[str, Tensor]]:
         states[f"evaluation, {name}"] = {"": torch.tensor(pipe.evaluate(held_out))}
     numbered = seeded(Numbered, Scaled, lambda: nn.Linear(WIDTH, WIDTH))
     pipe = pipeline(numbered, balance=[1, 2], **chosen)
-    states["numbers"] = train(pipe, batches(150, rows=4))  # 600 descriptions: more than a link remembers
+    states["numbers"] = train(pipe, batches(150, rows=4))  # 600 descriptions: more than a link caches
     states["kinds"] = train(pipeline(seeded(Kinds, ByKind), **chosen), batches(4))
     convolutions = seeded(lambda: nn.Conv2d(4, 4, 3, padding=1), lambda: nn.Conv2d(4, 4, 3, padding=1))
     for module in convolutions:
@@ -453,9 +453,9 @@ def on_two_ranks() -> dict[str, dict[str, Tensor]]:
     return states
 
 
-def test_real_ranks_bear_what_virtual_ones_do(launch: Callable[..., list[Any]]) -> None:
-    """Messages that grow, shrink and alternate, of all kinds and dtypes, laid out in any way: to the bit, on every
-    rank. (What else real ranks do like virtual ones is in `test_process_transport.py`.)"""
+def test_real_ranks_carry_the_same_messages_as_virtual_ones(launch: Callable[..., list[Any]]) -> None:
+    """Messages that grow, shrink and alternate, of all kinds, dtypes and memory formats: bit-identical on every rank.
+    (`test_process_transport.py` compares the rest of real and virtual ranks.)"""
     virtual = on_two_ranks()
     for real in launch(on_two_ranks, ranks=2):
         assert {name: differing(real[name], state) for name, state in virtual.items()} == {name: [] for name in virtual}

@@ -1,4 +1,4 @@
-"""What drives workers: a rank that waits for a message still takes part in gradient sync."""
+"""Drivers of workers: a rank that waits for a message still takes part in gradient sync."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Transport:
         self._worker = worker
 
     def receive(self, source: int, awaited: str) -> None:
-        """Blocks, as a peer does that waits for this rank's part of the second sum."""
+        """Blocks, like a peer that waits for this rank's part of the second sum."""
         if not self._worker.second_started.wait(DEADLINE):
             raise RunError(f"waited for {awaited}")
 
@@ -75,7 +75,7 @@ def driven(worker: Worker, wait: Wait) -> Transport:
 
 
 def test_a_rank_that_waits_for_a_message_joins_the_next_sum() -> None:
-    """Else both ranks would wait for ever: this one for the message, its sender for this one's part of the sum."""
+    """The ranks would deadlock otherwise: this one waits for the message, its sender for our part of the sum."""
     worker = Worker(stages=2)
     threading.Timer(0.05, worker.sum.set_result, [None]).start()
     driven(worker, MESSAGE)
@@ -132,7 +132,7 @@ def test_virtual_ranks_that_wait_for_each_other_are_named() -> None:
 
 
 def test_virtual_ranks_that_still_advance_are_not_stuck() -> None:
-    """A stage of gradient sync that finished is progress, though the rank waits for the same message as before."""
+    """A finished stage of gradient sync is progress, even if the rank still waits for the same message."""
     turns = iter(range(100))
 
     def work(worker: Any) -> Waits:

@@ -1,4 +1,4 @@
-"""Bytes that a run holds, as its meters count them: weights, optimizers, activations, messages, and the peak of all."""
+"""Bytes that a run holds, as its meters count them: weights, optimizers, activations, messages, total peak."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.simulate import ChunkCost, Cost
 
 @pytest.mark.parametrize(("name", "models"), [("1f1b", 0.0), ("2bw", 1.0), ("wpipe", 0.5)])
 def test_extra_versions_in_models(name: str, models: float) -> None:
-    """The figures of the table, in models of equal chunks: 2bw has one more, wpipe half a one, 1f1b none."""
+    """The figures of the table, in models of equal chunks: 2bw holds one extra, wpipe half of one, 1f1b none."""
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
     size = sum(parameter.nbytes for parameter in model.parameters())
     pipe = weft.Pipeline(
@@ -36,11 +36,11 @@ def test_extra_versions_in_models(name: str, models: float) -> None:
     report = pipe.report()
     assert sum(total(report, "extra_versions", peak=True)) == models * size
     assert sum(total(report, "weights")) == size
-    assert sum(total(report, "optimizer")) == 2 * size + 4 * 16  # two moments, and a step a tensor
+    assert sum(total(report, "optimizer")) == 2 * size + 4 * 16  # two moments, and a step per tensor
 
 
 MAKERS: dict[str, tuple[Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], int, int]] = {
-    "sgd": (lambda params: torch.optim.SGD(params, lr=0.1), 0, 0),  # copies of the weights, bytes a tensor
+    "sgd": (lambda params: torch.optim.SGD(params, lr=0.1), 0, 0),  # copies of the weights, bytes per tensor
     "momentum": (lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), 1, 0),
     "adamw": (lambda params: torch.optim.AdamW(params, foreach=True), 2, 4),
     "amsgrad": (lambda params: torch.optim.Adam(params, amsgrad=True), 3, 4),
@@ -62,7 +62,7 @@ def test_optimizer_states_are_counted(name: str, kind: str) -> None:
 
 
 def test_weights_are_parameters_and_buffers() -> None:
-    """Tied ones in each chunk that holds them."""
+    """Tied weights count in each chunk that holds them."""
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
     model.get_submodule("2").weight = model.get_submodule("0").weight
     pipe = weft.Pipeline(
@@ -86,7 +86,7 @@ class Token:
 
 
 class Graphs:
-    """The graphs of a chunk that are alive: now, and at the most."""
+    """Counts the graphs of a chunk that are alive, and their maximum."""
 
     def __init__(self) -> None:
         self.tokens: list[weakref.ref[Token]] = []
@@ -118,7 +118,7 @@ class Held(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    """What a transformer saves for its backward, views and results of its own included."""
+    """Saves what a transformer saves for its backward, including views and its own results."""
 
     def __init__(self, graphs: Graphs) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Block(nn.Module):
 
 
 def saved_bytes(layers: nn.Module, given: Tensor, *, target: Tensor | None) -> int:
-    """What a micro-batch holds from its forward to its backward: its input, all that autograd saves, its output."""
+    """Bytes that a micro-batch holds from its forward to its backward: input, all that autograd saves, output."""
     held = {given.untyped_storage().data_ptr(): given.untyped_storage().nbytes()}
 
     def note(tensor: Tensor) -> Tensor:
@@ -153,13 +153,13 @@ def saved_bytes(layers: nn.Module, given: Tensor, *, target: Tensor | None) -> i
 
 
 def in_flight(name: str, stages: int, microbatches: int, rank: int) -> int:
-    """Micro-batches that a chunk holds at the most: DESIGN's section 3."""
+    """The most micro-batches that a chunk holds: section 3 of DESIGN."""
     return {"gpipe": microbatches, "zb-h1": min(microbatches, stages)}.get(name, min(microbatches, stages - rank))
 
 
 def run_blocks(name: str, *, recompute: bool) -> tuple[weft.Pipeline, list[Graphs], list[int], int]:
-    """Two blocks on two ranks, not drained; their graphs, what a micro-batch holds in each of them, and the bytes of
-    its input alone, which are those of its target."""
+    """Two blocks on two ranks, not flushed; their graphs, the bytes that a micro-batch holds in each of them, and the
+    bytes of its input alone, which equal those of its target."""
     graphs = [Graphs(), Graphs()]
     blocks = [Block(counted) for counted in graphs]
     inputs, targets = torch.randn(8, 6, 16), torch.randn(8, 6, 16)
@@ -186,18 +186,18 @@ def run_blocks(name: str, *, recompute: bool) -> tuple[weft.Pipeline, list[Graph
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "pipedream", "2bw"])
 def test_activations_are_counted(name: str, recompute: bool) -> None:
-    """As many micro-batches as are in flight, each with what autograd saves for it. With a recompute its input alone,
-    and its target, and all of it while its backward runs; that of zb-h1 holds it from the first half to the second.
+    """Every micro-batch in flight holds what autograd saves for it. With a recompute it holds only input and target,
+    and everything while its backward runs; under zb-h1 that is from the first half to the second.
 
-    Of the user's batch, a micro-batch holds its own part: all of them together hold it once.
+    A micro-batch holds its own part of the user's batch: all micro-batches together hold it once.
     """
     pipe, graphs, each, part = run_blocks(name, recompute=recompute)
-    flights = [in_flight(name, 2, 4, rank) for rank in range(2)]
-    whole = ([1, 2] if name == "zb-h1" else [1, 1]) if recompute else flights
+    in_flight_counts = [in_flight(name, 2, 4, rank) for rank in range(2)]
+    whole = ([1, 2] if name == "zb-h1" else [1, 1]) if recompute else in_flight_counts
     assert [counted.most for counted in graphs] == whole
     assert total(pipe.report(), "activations", peak=True) == [
-        count * full + (flying - count) * rest
-        for count, full, flying, rest in zip(whole, each, flights, (part, 2 * part), strict=True)
+        count * full + (microbatches - count) * rest
+        for count, full, microbatches, rest in zip(whole, each, in_flight_counts, (part, 2 * part), strict=True)
     ]
     pipe.flush()
     assert total(pipe.report(), "activations") == [0, 0]
@@ -205,8 +205,8 @@ def test_activations_are_counted(name: str, recompute: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "wpipe"])
-def test_other_shapes_are_counted_anew(name: str) -> None:
-    """A larger mini-batch holds more, and the next small one what a small one holds."""
+def test_bytes_follow_changing_shapes(name: str) -> None:
+    """A larger mini-batch holds more, and the next small one as little as before."""
 
     def peak(sizes: list[int]) -> list[int]:
         pipe = pipeline(name, microbatches=2)
@@ -219,11 +219,11 @@ def test_other_shapes_are_counted_anew(name: str) -> None:
     assert peak([8, 40, 8]) == peak([40]) == [5 * small for small in peak([8])]
 
 
-# All together
+# Totals
 
 
 def plain_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Saves the difference alone; mse_loss gives a number in a storage of all differences."""
+    """Saves only the difference; mse_loss returns a number in a storage of all differences."""
     return (output - target).square().mean()
 
 
@@ -235,17 +235,17 @@ def held_by(chunk: int, chunks: int, microbatches: int) -> int:
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}], ids=["", "clip"])
-@pytest.mark.parametrize(("name", "flights"), [("gpipe", 4), ("1f1b", 1), ("zb-h1", 1)])
-def test_the_peak_of_all_has_gradients_beside_activations(name: str, flights: int, options: dict[str, Any]) -> None:
-    """One rank, counted by hand: from a mini-batch's first backward on its gradients are there, while that backward's
-    activations and those of the micro-batches behind it still are."""
+@pytest.mark.parametrize(("name", "microbatches"), [("gpipe", 4), ("1f1b", 1), ("zb-h1", 1)])
+def test_the_total_peak_has_gradients_and_activations(name: str, microbatches: int, options: dict[str, Any]) -> None:
+    """One rank, counted by hand: at the end of the first backward of a mini-batch its gradients exist, and the
+    activations of that backward and of the later micro-batches are still held."""
     pipe = pipeline(name, stages=1, loss_fn=plain_loss, **options)
     for seed in range(2):
         pipe.step(*batch(1, seed=seed))
     (measured,) = pipe.report().ranks
     weights = 4 * 7 * 11
-    activations = flights * (10 * 4 * (7 + 11 + 11) + 4)  # ten rows of input, target and difference, and a loss
-    assert activations == flights * held_by(0, 1, 4)
+    activations = microbatches * (10 * 4 * (7 + 11 + 11) + 4)  # ten rows of input, target and difference, and a loss
+    assert activations == microbatches * held_by(0, 1, 4)
     assert measured["bytes_at_peak"] == {
         "weights": weights, "extra_versions": 0, "gradients": weights, "optimizer": weights,
         "activations": activations, "buffers": 0,
@@ -254,9 +254,9 @@ def test_the_peak_of_all_has_gradients_beside_activations(name: str, flights: in
 
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, "pipedream", "2bw", "wpipe"])
-def test_the_peak_of_all_is_the_simulated_one(name: str) -> None:
-    """On every rank, from sizes that are known without a run; what waits in buffers, of which virtual ranks have none,
-    takes no bytes."""
+def test_the_total_peak_equals_the_simulated_peak(name: str) -> None:
+    """On every rank, from sizes that are known without a run; virtual ranks have no message buffers, so those take no
+    bytes."""
     pipe = pipeline(name, loss_fn=plain_loss)
     chunks = pipe.schedule.chunks
     for seed in range(5):
@@ -315,7 +315,7 @@ def test_sparse_state_of_an_optimizer_is_counted() -> None:
 @pytest.mark.parametrize(("versions", "buffers"), [("exact", 1), ("published", 2)])
 @pytest.mark.parametrize("method", ["2bw", "wpipe"])
 def test_prediction_holds_buffers_instead_of_versions(method: str, versions: str, buffers: int) -> None:
-    """One buffer of each chunk that is late, two where the backward is at the same weights; and no more later."""
+    """One buffer per chunk with a delay, two where the backward reads the same weights; constant from then on."""
     width, stages = 8, 2
     pipe = weft.Pipeline(
         [nn.Linear(width, width) for _ in range(4)],

@@ -1,4 +1,4 @@
-"""Copies of weights and gradients, counted twice: by the meters, and by looking at all tensors that are alive.
+"""Copies of weights and gradients, counted twice: by the meters, and by scanning all live tensors.
 
 The optimizer fills the weights of a chunk with a number that stands for the update, so that weights differ from
 gradients and show their version.
@@ -36,7 +36,7 @@ def nothing_else() -> None:
 
 
 def alive() -> tuple[dict[int, list[int]], Counter[int]]:
-    """By chunk: the marks of all copies of its weights that are alive, and how many other tensors of their size."""
+    """By chunk: the marks of all live copies of its weights, and the number of other tensors of their size."""
     sizes = {nbytes(chunk): chunk for chunk in range(len(WIDTHS) - 1)}
     storages: dict[int, Tensor] = {}
     for found in gc.get_objects():
@@ -58,7 +58,7 @@ def alive() -> tuple[dict[int, list[int]], Counter[int]]:
 
 
 class Watch:
-    """Looks around at every action: in every forward and, while it updates, in every step of an optimizer."""
+    """Counts live tensors in every forward and in every step of an optimizer."""
 
     def __init__(self) -> None:
         self.between: Counter[int] = Counter()  # by chunk: the most copies alive, without the weights themselves
@@ -102,7 +102,7 @@ class Marker(torch.optim.Optimizer):
 
 
 def watched(name: str, stages: int, *, microbatches: int = 4, **options: Any) -> tuple[weft.Pipeline, Watch]:
-    """A pipeline in the middle of its training, and what was to be seen."""
+    """A pipeline in the middle of its training, and what its watch recorded."""
     watch = Watch()
     pipe = pipeline(name, stages=stages, microbatches=microbatches, optimizer=watch.optimizer, **options)
     watch.listen(pipe)
@@ -112,7 +112,7 @@ def watched(name: str, stages: int, *, microbatches: int = 4, **options: Any) ->
 
 
 def law(name: str, stages: int, microbatches: int, chunk: int, *, vertical_sync: bool = False) -> int:
-    """Extra copies of a chunk's weights: the column of DESIGN's table; pipedream's versions are those of its delays."""
+    """Extra copies of a chunk's weights: the column of DESIGN's table; for pipedream, the versions of its delays."""
     if name == "pipedream":
         return stages - 1 if vertical_sync else math.ceil((stages - 1 - chunk) / microbatches)
     return {"2bw": 1, "wpipe": int(chunk < stages)}.get(name, 0)
@@ -136,7 +136,7 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
 def test_extra_versions_are_those_of_the_law(
     name: str, stages: int, microbatches: int, options: dict[str, Any]
 ) -> None:
-    """Never a copy more between two updates, at the most the one chunk's during its update; the meters say the same."""
+    """No further copy between two updates, at most one of one chunk during its update; the meters agree."""
     pipe, watch = watched(name, stages, microbatches=microbatches, **options)
     chunks = pipe.schedule.chunks
     vertical = {key: value for key, value in options.items() if key == "vertical_sync"}
@@ -162,7 +162,7 @@ def test_extra_versions_are_those_of_the_law(
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("name", ["1f1b", "2bw", "wpipe"])
 def test_updates_that_wait_for_a_norm_hold_no_more(name: str, stages: int) -> None:
-    """Rather less: an update is made when its version is read, and by then an older one may be dead."""
+    """They may hold less: an update runs when its version is read, and by then an older version may be dead."""
     pipe, watch = watched(name, stages, clip_norm=1.0)
     expected = {chunk: law(name, stages, 4, chunk) for chunk in range(pipe.schedule.chunks)}
     assert all(watch.between[chunk] <= expected[chunk] for chunk in expected)
@@ -171,7 +171,7 @@ def test_updates_that_wait_for_a_norm_hold_no_more(name: str, stages: int) -> No
 
 
 def test_versions_that_are_held_are_those_that_are_read() -> None:
-    """Two updates behind a step, 2bw has the newest and the one before, and nothing that is older."""
+    """2bw holds the newest version and the one before, and nothing older."""
     watched("2bw", 2)
     gc.collect()
     pipe, _ = watched("2bw", 2)
@@ -186,12 +186,12 @@ def test_versions_that_are_held_are_those_that_are_read() -> None:
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"recompute": True}], ids=["", "clip", "recompute"])
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, "2bw", "wpipe"])
 def test_gradients_are_counted(name: str, options: dict[str, Any]) -> None:
-    """At their peak, those that wait for a norm included."""
+    """At their peak, including those that wait for a norm."""
     pipe, watch = watched(name, 2, **options)
     seen = [sum(watch.gradients[chunk] * nbytes(chunk) for chunk in pipe.schedule.chunks_of(rank)) for rank in range(2)]
     counted = total(pipe.report(), "gradients", peak=True)
     assert all(size >= sum(map(nbytes, pipe.schedule.chunks_of(rank))) for rank, size in enumerate(counted))
-    if name in ("interleaved", "wpipe"):  # two chunks of a rank need not have their peak together
+    if name in ("interleaved", "wpipe"):  # the chunks of a rank need not peak at the same time
         assert all(size <= real for size, real in zip(counted, seen, strict=True))
     else:
         assert counted == seen
@@ -209,7 +209,7 @@ def test_no_gradient_is_left_after_a_flush(name: str) -> None:
 
 
 def on_two_ranks(names: list[str]) -> list[tuple[dict[int, int], dict[int, int], int, list[int]]]:
-    """By schedule: the copies of each chunk's weights at rest, the most between updates, what meters say, buffers."""
+    """By schedule: the copies of each chunk's weights at rest, the most between updates, the meters, buffers."""
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
@@ -229,8 +229,8 @@ def on_two_ranks(names: list[str]) -> list[tuple[dict[int, int], dict[int, int],
     return found
 
 
-def test_a_real_rank_holds_its_own_chunks_and_nothing_else(launch: Callable[..., list[Any]]) -> None:
-    """Of the model that it is given, a rank keeps its own chunks only; versions are those of the law."""
+def test_a_real_rank_holds_only_its_own_chunks(launch: Callable[..., list[Any]]) -> None:
+    """A rank keeps only its own chunks of the model; versions are those of the law."""
     names = ["1f1b", "2bw", "wpipe"]
     for rank, found in enumerate(launch(on_two_ranks, names, ranks=2)):
         for name, (copies, between, held, buffers) in zip(names, found, strict=True):
