@@ -129,7 +129,7 @@ class GradientSync:
     def advance(self, update: PendingUpdate) -> bool:
         """Finish the stages whose sum is there and start those after them; whether there was any.
 
-        A sum that failed stays where it is: whoever waits for it raises its error.
+        A failed sum stays where it is: its error is raised where somebody waits for it.
         """
         advanced = False
         while update.sum is not None and update.sum.done() and update.sum.exception() is None:
