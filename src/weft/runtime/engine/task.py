@@ -7,7 +7,6 @@ because all their holders update them together. So one action may read different
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.runtime.engine.chunk import Chunk
@@ -45,8 +44,7 @@ class SetStep(NamedTuple):
             self.parameters.forget(prediction_of(self.step, self.policy))
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """One action of a rank: the step of its chunk, and of each parameter set in it."""
 
     step: Step

@@ -165,6 +165,8 @@ class Worker:
 
     def advance(self) -> bool:
         """Finish the stages of gradient sync whose sums are there, and start the next ones; whether there was any."""
+        if not self._gradient_sync.stages:
+            return False
         before = self._progress
         for parameters in self._sets:
             for update in parameters.pending:
