@@ -21,8 +21,8 @@ def rows(batch: int, *, seed: int = 0) -> Tensor:
 def tensors(tree: Any) -> Iterator[Tensor]:
     if isinstance(tree, Tensor):
         yield tree
-    for one in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ():
-        yield from tensors(one)
+    for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ():
+        yield from tensors(value)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -32,7 +32,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def loss_of(output: Any) -> Tensor:
-    return torch.stack([one.double().sin().sum() for one in tensors(output) if one.requires_grad]).sum()
+    return torch.stack([tensor.double().sin().sum() for tensor in tensors(output) if tensor.requires_grad]).sum()
 
 
 def run(layers: list[nn.Module], inputs: Any) -> Any:
@@ -83,12 +83,12 @@ def expect_same(model: nn.Module, layers: list[nn.Module], inputs: Any, *, train
     found = train(layers, given)
     assert type(found) is type(expected)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    for one, other in zip(tensors(given), tensors(inputs), strict=True):
-        assert torch.equal(one, other)
-    gradients = {name: one.grad for name, one in model.named_parameters()}
+    for tensor, other in zip(tensors(given), tensors(inputs), strict=True):
+        assert torch.equal(tensor, other)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=0, atol=1e-6)
-    held = {name: one for layer in layers for name, one in layer.state_dict().items()}
+    held = {name: tensor for layer in layers for name, tensor in layer.state_dict().items()}
     for name, buffer in plain.named_buffers():
         if name in held:
             assert torch.equal(held[name], buffer), name

@@ -81,7 +81,7 @@ def plain(
 ) -> tuple[dict[str, Tensor], list[float], list[float]]:
     """Training as everybody writes it; the state, the loss of each mini-batch and the norm of its gradients."""
     model = copy.deepcopy(model)
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     steps = optimizer(trained)
     scheduler = lr_scheduler(steps) if lr_scheduler else None
     losses, norms = [], []
@@ -106,20 +106,20 @@ def cut(tree: Any, parts: int) -> list[Any]:
     if isinstance(tree, Tensor):
         return list(tree.chunk(parts)) if tree.dim() else [tree] * parts
     if isinstance(tree, dict):
-        return [dict(zip(tree, one, strict=True)) for one in cut(tuple(tree.values()), parts)]
+        return [dict(zip(tree, values, strict=True)) for values in cut(tuple(tree.values()), parts)]
     if isinstance(tree, tuple | list):
-        return [type(tree)(one) for one in zip(*(cut(part, parts) for part in tree), strict=True)]
+        return [type(tree)(values) for values in zip(*(cut(part, parts) for part in tree), strict=True)]
     return [tree] * parts
 
 
-def differing(one: dict[str, Tensor], other: dict[str, Tensor], *, within: float = 0.0) -> list[str]:
+def differing(left: dict[str, Tensor], right: dict[str, Tensor], *, within: float = 0.0) -> list[str]:
     """Names of tensors that are not equal to the bit, or, with `within`, that far apart for their size."""
-    assert list(one) == list(other)
+    assert list(left) == list(right)
     return [
         name
-        for name, tensor in one.items()
-        if not torch.equal(tensor, other[name])
-        and not (tensor.double() - other[name].double()).abs().max() <= within * tensor.double().abs().max()
+        for name, tensor in left.items()
+        if not torch.equal(tensor, right[name])
+        and not (tensor.double() - right[name].double()).abs().max() <= within * tensor.double().abs().max()
     ]
 
 
@@ -148,7 +148,7 @@ class Shift(nn.Module):
 
 
 def dropped() -> nn.Sequential:
-    return nn.Sequential(*(nn.Sequential(one, nn.Dropout(0.3)) for one in linear()))
+    return nn.Sequential(*(nn.Sequential(layer, nn.Dropout(0.3)) for layer in linear()))
 
 
 class Counted(nn.Module):

@@ -55,9 +55,9 @@ def test_learning_rates_go_by_updates(name: str) -> None:
         expected = law(model, data, pipe, lr_scheduler=falling)
     assert differing(state, expected) == []
     for built in pipe._assembly.chunks.values():
-        for one in built.chunk.sets:
-            assert one.optimizer is not None
-            assert one.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 5)
+        for parameter_set in built.chunk.sets:
+            assert parameter_set.optimizer is not None
+            assert parameter_set.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 5)
 
 
 # Evaluation
@@ -124,7 +124,7 @@ def test_training_goes_on_after_an_evaluation_as_after_a_flush(name: str) -> Non
             if t == 3:
                 pause(pipe)
                 layers = [layer for built in pipe._assembly.chunks.values() for layer in built.chunk.layers]
-                assert [one.training for layer in layers for one in layer.modules()].count(False) == 1
+                assert [module.training for layer in layers for module in layer.modules()].count(False) == 1
             pipe.step(*batch)
         return pipe.state_dict()
 
@@ -138,7 +138,7 @@ def test_modes_are_put_back_when_an_evaluation_fails() -> None:
     pipe = pipeline(noisy())
     with pytest.raises(WeftError):
         pipe.evaluate([(torch.zeros(3, WIDTH), None)])
-    assert all(one.training for built in pipe._assembly.chunks.values() for one in built.chunk.layers)
+    assert all(layer.training for built in pipe._assembly.chunks.values() for layer in built.chunk.layers)
 
 
 # Results
@@ -176,7 +176,7 @@ def test_a_result_has_the_loss_of_the_mini_batch_that_it_names(name: str, stages
 def test_a_step_does_not_drain_an_asynchronous_pipeline(name: str) -> None:
     """Behind every step micro-batches are in flight, whose backward is still to come."""
     runs: list[list[int]] = [[] for _ in range(8)]
-    pipe = pipeline([Counted(one) for one in runs], schedule=name, stages=4)
+    pipe = pipeline([Counted(run_log) for run_log in runs], schedule=name, stages=4)
     for t, batch in enumerate(batches(5), start=1):
         result = pipe.step(*batch)
         assert result.minibatch is None or result.minibatch < t - 1
@@ -184,7 +184,7 @@ def test_a_step_does_not_drain_an_asynchronous_pipeline(name: str) -> None:
         assert runs[0].count(-1) < 4 * t
         assert pipe._assembly.chunks[0, 0].chunk.in_flight
     pipe.flush()
-    assert {(one.count(1), one.count(-1)) for one in runs} == {(20, 20)}
+    assert {(run_log.count(1), run_log.count(-1)) for run_log in runs} == {(20, 20)}
     assert not any(built.chunk.in_flight for built in pipe._assembly.chunks.values())
 
 
@@ -294,7 +294,7 @@ def test_wpipe_has_a_norm_for_each_group(stages: int) -> None:
     assert min(norms) > 0.02
     sgd(copied.parameters()).step()
     assert differing(pipe.state_dict(), dict(copied.state_dict()), within=1e-6) == []
-    assert result.norm in [pytest.approx(one, rel=1e-5) for one in norms]
+    assert result.norm in [pytest.approx(norm, rel=1e-5) for norm in norms]
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -394,7 +394,7 @@ def test_a_model_cut_at_marks(name: str) -> None:
         pytest.skip("wants four chunks of three layers")
     model = seeded(Marked)[0]
     data = [((torch.arange(ROWS * 5).reshape(ROWS, 5) % 50, x[:, None, :1].contiguous()), y) for x, y in batches(3)]
-    example = tuple(one[:3] for one in data[0][0])
+    example = tuple(part[:3] for part in data[0][0])
     state = train(pipeline(model, schedule=name, example=example), data)
     assert differing(state, plain(model, data, forward=lambda model, given: model(*given))[0]) == []
 
@@ -453,7 +453,7 @@ def token_loss(output: Any, target: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_hugging_face_models_train(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Synchronously to 1e-6 of plain training (GPT-2 adds the gradients of its tied embedding chunk by chunk),
-    asynchronously as the law has it, told by the same layers."""
+    asynchronously by the law, which the oracle computes with the same layers."""
     make, at = HUGGING_FACE[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -487,10 +487,10 @@ def test_hugging_face_models_train(name: str, monkeypatch: pytest.MonkeyPatch) -
     )
     for inputs, targets in data:
         oracle.step(Batched(inputs), targets)  # type: ignore[arg-type]
-    told = {name.split(".", 1)[1]: tensor for name, tensor in oracle.model.state_dict().items()}
+    by_law = {name.split(".", 1)[1]: tensor for name, tensor in oracle.model.state_dict().items()}
     if name == "gpt2":
-        told["lm_head.weight"] = told["transformer.wte.weight"]
-    assert differing(state, {name: told[name] for name in state}, within=1e-6) == []
+        by_law["lm_head.weight"] = by_law["transformer.wte.weight"]
+    assert differing(state, {name: by_law[name] for name in state}, within=1e-6) == []
     assert len(differing(state, expected, within=1e-6)) > len(state) / 2
 
 

@@ -25,17 +25,17 @@ NESTS = st.recursive(
 )
 
 
-def same(one: Any, other: Any) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Equal in type too, for 1 is no True and a list no tuple; a tensor is equal to itself only."""
-    if type(one) is not type(other):
+    if type(left) is not type(right):
         return False
-    if isinstance(one, Tensor):
-        return one is other
-    if isinstance(one, dict):
-        return same(list(one.items()), list(other.items()))  # in the same order
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return repr(one) == repr(other)  # -0.0 is no 0.0
+    if isinstance(left, Tensor):
+        return left is right
+    if isinstance(left, dict):
+        return same(list(left.items()), list(right.items()))  # in the same order
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return repr(left) == repr(right)  # -0.0 is no 0.0
 
 
 @given(NESTS)
@@ -54,17 +54,17 @@ def test_a_skeleton_survives_json(tree: Any) -> None:
     assert same(unflatten(again, tensors), tree)
 
 
-@pytest.mark.parametrize(("one", "other"), [*combinations([1, True, 1.0], 2), (0.0, -0.0)])
-def test_plain_values_that_python_holds_equal(one: Any, other: Any) -> None:
+@pytest.mark.parametrize(("left", "right"), [*combinations([1, True, 1.0], 2), (0.0, -0.0)])
+def test_plain_values_that_python_holds_equal(left: Any, right: Any) -> None:
     """1, True and 1.0 are other values to a layer, and one key in a dict; so are 0.0 and -0.0. A link sends a skeleton
     once and then goes by its number, so equal has to mean alike."""
-    assert flatten((one,))[1] != flatten((other,))[1]
+    assert flatten((left,))[1] != flatten((right,))[1]
 
 
 def test_tensors_come_in_the_order_of_the_nest() -> None:
     a, b, c, d = (torch.zeros(1) for _ in range(4))
     tensors, skeleton = flatten({"z": a, "a": [b, (None, c)], "n": 3, "last": d})
-    assert [id(one) for one in tensors] == [id(a), id(b), id(c), id(d)]
+    assert [id(tensor) for tensor in tensors] == [id(a), id(b), id(c), id(d)]
     assert skeleton != flatten({"a": a, "z": [b, (None, c)], "n": 3, "last": d})[1]
 
 
@@ -128,9 +128,9 @@ def test_pieces_are_the_batch_in_order(samples: int, parts: int) -> None:
     """Of sizes that differ by one at the most, the larger ones first; what has no samples is in every piece."""
     rows = torch.arange(samples)
     cut = pieces({"rows": rows, "same": (torch.tensor(7), "text")}, parts)
-    sizes = [len(one["rows"]) for one in cut]
+    sizes = [len(piece["rows"]) for piece in cut]
     assert len(cut) == parts
-    assert torch.equal(torch.cat([one["rows"] for one in cut]), rows)
+    assert torch.equal(torch.cat([piece["rows"] for piece in cut]), rows)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] - sizes[-1] <= 1
-    assert all(one["same"][0].item() == 7 and one["same"][1] == "text" for one in cut)
+    assert all(piece["same"][0].item() == 7 and piece["same"][1] == "text" for piece in cut)

@@ -227,8 +227,8 @@ def test_a_batch_that_is_refused_leaves_no_trace(schedule: str) -> None:
                     with pytest.raises(WeftError):
                         pipes[-1].step(*batch)
             pipes[-1].step(rows() * t, rows())
-    one, other = (pipe.state_dict() for pipe in pipes)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    undisturbed, disturbed = (pipe.state_dict() for pipe in pipes)
+    assert all(torch.equal(undisturbed[name], disturbed[name]) for name in undisturbed)
 
 
 def test_replicas_need_a_multiple_too() -> None:
@@ -453,7 +453,7 @@ EVERYWHERE = {  # on both ranks
     "stages": r"stages: 4, ranks: 2, replicas: 1\); leave it out, or start 4 ranks",
     "more stages than layers": r"at least one layer per chunk \(layers: 1, chunks: 2\)",
 }
-FIRST_HAND = {  # the rank that knows, and what it says; the other one tells it on
+FIRST_HAND = {  # the rank that raises, and its error; the other rank repeats it
     "batch": (0, WeftError, r"samples: 6, 4 micro-batches\); use a multiple of 4"),
     "loss": (1, WeftError, r"loss_fn must return one floating-point number.*\(2, 4\)"),
     "nan": (1, Diverged, r"rank 1, chunk 1, mini-batch 0, micro-batch 0 .*: the loss is nan"),
@@ -462,7 +462,7 @@ FIRST_HAND = {  # the rank that knows, and what it says; the other one tells it 
 
 
 def on_two_ranks(cases: list[str]) -> list[tuple[str, str]]:
-    """What each mistake brings on this rank: type and message of the error."""
+    """Type and message of the error that each mistake raises on this rank."""
     torch.set_num_threads(1)
     found = []
     for case in cases:
@@ -477,26 +477,26 @@ def on_two_ranks(cases: list[str]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def told(launch: Callable[..., list[Any]]) -> dict[str, list[tuple[str, str]]]:
-    """By case: what both ranks say."""
+def errors(launch: Callable[..., list[Any]]) -> dict[str, list[tuple[str, str]]]:
+    """By case: type and message of the error on both ranks."""
     cases = [*EVERYWHERE, *FIRST_HAND]
     ranks = launch(on_two_ranks, cases, ranks=2)
     return dict(zip(cases, map(list, zip(*ranks, strict=True)), strict=True))
 
 
 @pytest.mark.parametrize("case", EVERYWHERE)
-def test_all_ranks_refuse_before_training(told: dict[str, list[tuple[str, str]]], case: str) -> None:
-    for kind, message in told[case]:
+def test_all_ranks_refuse_before_training(errors: dict[str, list[tuple[str, str]]], case: str) -> None:
+    for kind, message in errors[case]:
         assert kind == WeftError.__name__
         assert re.search(EVERYWHERE[case], message, re.DOTALL)
 
 
 @pytest.mark.parametrize("case", FIRST_HAND)
-def test_all_ranks_come_to_know(told: dict[str, list[tuple[str, str]]], case: str) -> None:
-    """The cause is on the lips of every rank, not just a lost connection."""
+def test_all_ranks_report_the_cause(errors: dict[str, list[tuple[str, str]]], case: str) -> None:
+    """Every rank reports the cause, not just a lost connection."""
     rank, kind, message = FIRST_HAND[case]
-    mine, other = told[case][rank], told[case][1 - rank]
-    assert mine[0] == kind.__name__
+    own, other = errors[case][rank], errors[case][1 - rank]
+    assert own[0] == kind.__name__
     assert other[0] == PeerError.__name__
-    for _, said in (mine, other):
+    for _, said in (own, other):
         assert re.search(message, said, re.DOTALL)

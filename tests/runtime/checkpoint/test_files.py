@@ -58,8 +58,8 @@ def trained(**options: Any) -> Pipeline:
     return pipe
 
 
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +335,7 @@ def running() -> Pipeline:
     return pipe
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_checkpoint_is_refused(
     damage: Callable[[Path], None], saved: Path, running: Pipeline, tmp_path: Path
 ) -> None:
@@ -372,18 +372,18 @@ def test_a_file_that_may_not_be_read(saved: Path, running: Pipeline, monkeypatch
 
 
 def test_a_pipeline_goes_on_after_a_refusal(saved: Path, tmp_path: Path) -> None:
-    one, other = trained(), trained()
+    undisturbed, disturbed = trained(), trained()
     broken = Path(shutil.copytree(saved, tmp_path / "broken"))
     byte_flipped(broken)
-    for pipe in (one, other):
+    for pipe in (undisturbed, disturbed):
         pipe.step(*DATA[0])  # in flight
-        if pipe is one:
+        if pipe is undisturbed:
             with pytest.raises(weft.WeftError, match="was altered"):
                 pipe.load(broken)
         pipe.flush()
         pipe.step(*DATA[1])
-    assert equal(one.state_dict(), other.state_dict())
-    assert one.load(saved) == {"epoch": 3}
+    assert equal(undisturbed.state_dict(), disturbed.state_dict())
+    assert undisturbed.load(saved) == {"epoch": 3}
 
 
 FOREIGN: dict[str, tuple[Callable[[], Pipeline], str]] = {
@@ -411,7 +411,7 @@ def test_what_belongs_to_another_pipeline_is_refused(what: str, saved: Path) -> 
 
 def test_groups_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     def apart(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD([{"params": [one], "lr": 0.1 / one.ndim} for one in params])
+        return torch.optim.SGD([{"params": [parameter], "lr": 0.1 / parameter.ndim} for parameter in params])
 
     def together(params: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.1)
@@ -523,7 +523,7 @@ class Global(torch.optim.SGD):
 
 UNSAVED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "scheduler": (
-        {"lr_scheduler": lambda one: torch.optim.lr_scheduler.LambdaLR(one, Strange())},
+        {"lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, Strange())},
         None,
         "scheduler/0.weight/state/lr_lambdas/0/seen is a set",
     ),

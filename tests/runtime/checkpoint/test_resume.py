@@ -90,14 +90,14 @@ class Wide(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for one in self.param_groups[0]["params"]:
-            total = self.state[one].setdefault("total", torch.zeros_like(one, dtype=torch.float64))
-            one.sub_(total.add_(one.grad.double() / 3).float(), alpha=0.01)
+        for parameter in self.param_groups[0]["params"]:
+            total = self.state[parameter].setdefault("total", torch.zeros_like(parameter, dtype=torch.float64))
+            parameter.sub_(total.add_(parameter.grad.double() / 3).float(), alpha=0.01)
 
 
 def in_two(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Two groups, one of them empty in some chunks."""
-    matrices, others = ([one for one in params if (one.ndim > 1) == large] for large in (True, False))
+    matrices, others = ([parameter for parameter in params if (parameter.ndim > 1) == large] for large in (True, False))
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0, "lr": 0.02}]
     return torch.optim.AdamW(groups, lr=0.01)
 
@@ -111,14 +111,16 @@ MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = OPTIMIZERS | {
     "tensor": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01)),
 }
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "": lambda one: None,
-    "lambda": lambda one: schedulers.LambdaLR(one, lambda update: 1 / (1 + update)),
-    "ramp": lambda one: schedulers.LambdaLR(one, Ramp()),
-    "cycle": lambda one: schedulers.OneCycleLR(one, 0.1, total_steps=9),
-    "cosine": lambda one: schedulers.CosineAnnealingLR(one, T_max=5),
-    "steps": lambda one: schedulers.MultiStepLR(one, milestones=[2, 4, 4]),
-    "sequence": lambda one: schedulers.SequentialLR(
-        one, [schedulers.LinearLR(one, 0.1, total_iters=4), schedulers.ExponentialLR(one, 0.7)], milestones=[4]
+    "": lambda optimizer: None,
+    "lambda": lambda optimizer: schedulers.LambdaLR(optimizer, lambda update: 1 / (1 + update)),
+    "ramp": lambda optimizer: schedulers.LambdaLR(optimizer, Ramp()),
+    "cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, 0.1, total_steps=9),
+    "cosine": lambda optimizer: schedulers.CosineAnnealingLR(optimizer, T_max=5),
+    "steps": lambda optimizer: schedulers.MultiStepLR(optimizer, milestones=[2, 4, 4]),
+    "sequence": lambda optimizer: schedulers.SequentialLR(
+        optimizer,
+        [schedulers.LinearLR(optimizer, 0.1, total_iters=4), schedulers.ExponentialLR(optimizer, 0.7)],
+        milestones=[4],
     ),
 }
 
@@ -194,26 +196,30 @@ def states(pipe: Pipeline) -> dict[str, Any]:
     """All that the optimizers hold, by parameter name."""
     found: dict[str, Any] = {}
     for built in pipe._assembly.chunks.values():
-        for one in built.chunk.sets:
-            optimizer = one.optimizer
+        for parameter_set in built.chunk.sets:
+            optimizer = parameter_set.optimizer
             if optimizer is None:
                 continue
             members = [(live, group) for group in optimizer.param_groups for live in group["params"]]
             for live, group in members:
-                name = next(n for n, other in zip(one.names, one.versions.live, strict=True) if other is live)
+                name = next(
+                    n
+                    for n, other in zip(parameter_set.names, parameter_set.versions.live, strict=True)
+                    if other is live
+                )
                 options = {key: value for key, value in group.items() if key != "params"}
                 found.setdefault(name, (options, dict(optimizer.state.get(live, {}))))
     return found
 
 
-def equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
-        return type(other) is tuple and all(map(equal, one, other))
-    return bool(one == other) or one is other or (one != one and other != other)
+def equal(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, tuple):
+        return type(right) is tuple and all(map(equal, left, right))
+    return bool(left == right) or left is right or (left != left and right != right)
 
 
 def advance(pipe: Pipeline, given: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
@@ -299,13 +305,15 @@ def test_another_schedule_goes_on(model: str, optimizer: str, tmp_path: Path) ->
     assert equal(dict(saved.state_dict()), files.read_model(tmp_path / "saved"))
     given.load_state_dict(saved.state_dict())
     by_name = states(saved)
-    for one in (one for built in given._assembly.chunks.values() for one in built.chunk.sets):
-        for name, live in zip(one.names, one.versions.live, strict=True):
-            if by_name[name][1] and one.optimizer is not None:
-                one.optimizer.state[live] = copy.deepcopy(by_name[name][1])
-        for _ in range(BEFORE if one.updater.lr_scheduler is not None else 0):
-            one.optimizer._opt_called = True  # type: ignore[union-attr]
-            one.updater.lr_scheduler.step()  # type: ignore[union-attr]
+    for parameter_set in (
+        parameter_set for built in given._assembly.chunks.values() for parameter_set in built.chunk.sets
+    ):
+        for name, live in zip(parameter_set.names, parameter_set.versions.live, strict=True):
+            if by_name[name][1] and parameter_set.optimizer is not None:
+                parameter_set.optimizer.state[live] = copy.deepcopy(by_name[name][1])
+        for _ in range(BEFORE if parameter_set.updater.lr_scheduler is not None else 0):
+            parameter_set.optimizer._opt_called = True  # type: ignore[union-attr]
+            parameter_set.updater.lr_scheduler.step()  # type: ignore[union-attr]
     for worker in given._driver.workers:
         worker.begun = BEFORE
     after, expected = advance(loaded, data[BEFORE:]), advance(given, data[BEFORE:])
@@ -397,7 +405,7 @@ def on_two_ranks(folder: str) -> dict[str, Any]:
     pipe.close()
     return {
         "refusals": refusals,
-        "weights": {name: one.tolist() for name, one in after.items()},
+        "weights": {name: tensor.tolist() for name, tensor in after.items()},
         "same": equal(after, resumed),
         "extra": extra,
     }
@@ -413,18 +421,18 @@ REAL = Case(schedule="wpipe", model="transformer", lr_scheduler="cosine")
 
 
 def test_real_ranks_save_what_virtual_ones_go_on_from(tmp_path: Path, launch: Callable[..., list[Any]]) -> None:
-    one, other = launch(on_two_ranks, str(tmp_path), ranks=2)
-    assert one == other
-    assert one["same"]
-    assert one["extra"] == ["rank", 0]
-    assert "saved is there already" in one["refusals"][0]
-    assert "chunk-001.safetensors: No space left on device" in one["refusals"][1]
-    assert "state.json was altered" in one["refusals"][2]
+    first, second = launch(on_two_ranks, str(tmp_path), ranks=2)
+    assert first == second
+    assert first["same"]
+    assert first["extra"] == ["rank", 0]
+    assert "saved is there already" in first["refusals"][0]
+    assert "chunk-001.safetensors: No space left on device" in first["refusals"][1]
+    assert "state.json was altered" in first["refusals"][2]
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     pipe = pipeline(REAL, seed=3)
     pipe.load(tmp_path / "saved")
     after = advance(pipe, REAL.batches()[BEFORE:])["weights"]
-    assert {name: tensor.tolist() for name, tensor in after.items()} == one["weights"]
+    assert {name: tensor.tolist() for name, tensor in after.items()} == first["weights"]
 
 
 # Controls: what is forgotten shows

@@ -36,8 +36,8 @@ def trained(name: str, schedule: str, *, stages: int = 2, steps: int = 5, **opti
     return pipe
 
 
-def equal(one: State, other: State) -> bool:
-    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+def equal(left: State, right: State) -> bool:
+    return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
 # Names
@@ -51,8 +51,8 @@ def test_the_plain_model_loads_it(schedule: str, name: str) -> None:
     state = pipe.state_dict()
     model = build(name)
     assert list(state) == list(model.state_dict())
-    assert [(one.dtype, one.shape) for one in state.values()] == [
-        (one.dtype, one.shape) for one in model.state_dict().values()
+    assert [(tensor.dtype, tensor.shape) for tensor in state.values()] == [
+        (tensor.dtype, tensor.shape) for tensor in model.state_dict().values()
     ]
     model.load_state_dict(state, strict=True)
     batch = batches(name, 6)[5]
@@ -179,9 +179,9 @@ def test_loading_goes_back(schedule: str, name: str) -> None:
     pipe.step(*batches(name, 1)[0])  # in flight
     pipe.load_state_dict(state)
     assert equal(pipe.state_dict(), state)
-    for one in (pipe, new):
+    for trained_pipe in (pipe, new):
         for batch in batches(name, 4):
-            one.step(*batch)
+            trained_pipe.step(*batch)
     assert equal(pipe.state_dict(), new.state_dict())
 
 
@@ -235,9 +235,9 @@ def test_a_state_that_does_not_fit(change: Any, message: str) -> None:
 def held(pipe: weft.Pipeline) -> list[tuple[int, ParameterSet]]:
     """The sets of tied parameters, by the chunk that holds each."""
     return [
-        (chunk, one)
+        (chunk, parameter_set)
         for (_, chunk), built in sorted(pipe._assembly.chunks.items())
-        for holders, one in zip(built.holders, built.chunk.sets, strict=True)
+        for holders, parameter_set in zip(built.holders, built.chunk.sets, strict=True)
         if holders
     ]
 
@@ -252,16 +252,18 @@ def test_tied_weights_are_one_in_all_chunks_at_all_times(schedule: str, stages: 
     adam = {"optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
     pipe = trained("transformer", schedule, stages=stages, steps=0, **adam, **options)
     holders = pipe.schedule.chunks - 1
-    copies = [one for _, one in held(pipe)]
+    copies = [parameter_set for _, parameter_set in held(pipe)]
     assert [chunk for chunk, _ in held(pipe)] == [0, holders] * options.get("replicas", 1)
-    assert len({one.versions.live[0].data_ptr() for one in copies}) == len(copies)  # they are not the same memory
+    assert len({parameter_set.versions.live[0].data_ptr() for parameter_set in copies}) == len(
+        copies
+    )  # they are not the same memory
     shared = 0
     seen: dict[int, Tensor] = {}
     for t, batch in enumerate(batches("transformer", 6)):
         pipe.step(*batch)
-        for one in copies:
-            newest = one.versions.newest
-            (weights,) = one.versions.read(newest)
+        for parameter_set in copies:
+            newest = parameter_set.versions.newest
+            (weights,) = parameter_set.versions.read(newest)
             if newest in seen:
                 shared += t > 0
                 assert torch.equal(weights, seen[newest])
@@ -271,8 +273,8 @@ def test_tied_weights_are_one_in_all_chunks_at_all_times(schedule: str, stages: 
     assert not torch.equal(seen[max(seen)], seen[min(seen)])
     state = pipe.state_dict()
     assert torch.equal(state["0.weight"], state["7.weight"])
-    for one in copies:
-        assert torch.equal(one.versions.live[0], state["0.weight"])
+    for parameter_set in copies:
+        assert torch.equal(parameter_set.versions.live[0], state["0.weight"])
 
 
 def test_one_parameter_in_three_chunks_and_twice_in_one() -> None:
@@ -355,5 +357,5 @@ def test_every_real_rank_has_the_whole_state(launch: Callable[..., list[Any]]) -
     schedules = ["1f1b", "wpipe"]
     virtual = on_two_ranks(schedules)
     for real in launch(on_two_ranks, schedules, ranks=2):
-        for mine, expected in zip(real, virtual, strict=True):
-            assert all(map(equal, mine, expected))
+        for state, expected in zip(real, virtual, strict=True):
+            assert all(map(equal, state, expected))

@@ -87,11 +87,11 @@ def same(came: Message, message: Message) -> None:
     assert came.skeleton == message.skeleton, (came.skeleton, message.skeleton)
     assert list(came.grads) == list(message.grads)
     assert len(came.tensors) == len(message.tensors)
-    for one, other in zip(came.tensors, message.tensors, strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert one.data_ptr() % ALIGNMENT == 0 or not one.numel()
-        bits = [tensor.detach().resolve_conj().contiguous().reshape(-1) for tensor in (one, other)]
-        assert torch.equal(*(tensor.view(torch.uint8) for tensor in bits)), (one, other)
+    for received, sent in zip(came.tensors, message.tensors, strict=True):
+        assert (received.dtype, received.shape) == (sent.dtype, sent.shape)
+        assert received.data_ptr() % ALIGNMENT == 0 or not received.numel()
+        bits = [tensor.detach().resolve_conj().contiguous().reshape(-1) for tensor in (received, sent)]
+        assert torch.equal(*(tensor.view(torch.uint8) for tensor in bits)), (received, sent)
 
 
 def filled(index: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -139,8 +139,8 @@ def plain_values(end: End) -> int:
     values = [1, True, 1.0, False, 0, 0.0, -0.0, "1"]
     count = 0
     for came, message in end.pass_on(of(index, value, torch.ones(1)) for index, value in enumerate(values)):
-        (one, _), (other, _) = (unflatten(each.skeleton, each.tensors) for each in (came, message))
-        assert (type(one), repr(one)) == (type(other), repr(other)), f"{other!r} came as {one!r}"
+        (received, _), (sent, _) = (unflatten(end.skeleton, end.tensors) for end in (came, message))
+        assert (type(received), repr(received)) == (type(sent), repr(sent)), f"{sent!r} came as {received!r}"
         count += 1
     return count
 
@@ -232,12 +232,12 @@ def held(end: End) -> list[int]:
     note_bytes()
     for index in range(20, 60):
         came, expected = step(index), filled(index, 50, 40)
-        one = torch.ones((), requires_grad=True)
+        factor = torch.ones((), requires_grad=True)
         ways: list[list[tuple[Callable[[], Tensor], Tensor]]] = [
             [(partial(torch.as_tensor, came), expected)],
             [(partial(torch.as_tensor, came[3:7].T), expected[3:7].T)],
             [(partial(torch.as_tensor, came.numpy()), expected)],
-            [(partial(_gradient, (one * came).sum(), one), expected.sum())],
+            [(partial(_gradient, (factor * came).sum(), factor), expected.sum())],
             [],
         ]
         kept += ways[index % 5]
@@ -408,7 +408,7 @@ def exchanged(launch: Callable[..., list[Any]]) -> Exchanged:
 def results(exchanged: Exchanged, name: str) -> list[Any]:
     """What both ends have to say of a case."""
     for rank, found in enumerate(exchanged):
-        failed = [f"{case}: {one[0]}" for case, one in found.items() if one[0]]
+        failed = [f"{case}: {error}" for case, (error, _) in found.items() if error]
         assert name in found, f"rank {rank} did not come to it: {failed}"
         assert not found[name][0], f"rank {rank}: {found[name][0]}"
     return [found[name][1] for found in exchanged]
@@ -537,8 +537,8 @@ def test_a_buffer_is_not_given_away_while_anything_holds_it(hold: Callable[[Tens
     del flat
     assert (pool.nbytes, pool.free_bytes) == (128, 0)
     others = [pool.acquire(128) for _ in range(3)]
-    assert address not in {one.data_ptr() for one in others}
-    assert len({one.data_ptr() for one in others}) == 3
+    assert address not in {tensor.data_ptr() for tensor in others}
+    assert len({tensor.data_ptr() for tensor in others}) == 3
     assert (pool.nbytes, pool.free_bytes) == (4 * 128, 0)
     del kept
     assert pool.free_bytes == 128
@@ -549,8 +549,8 @@ def test_buffers_are_aligned_whatever_their_size() -> None:
     """As torch's own memory is: kernels may choose another order of additions where it is not."""
     pool = Pool()
     taken = [pool.acquire(size) for size in range(1, 300, 7)]
-    assert all(one.data_ptr() % ALIGNMENT == 0 for one in taken)
-    spans = sorted((one.data_ptr(), one.data_ptr() + one.numel()) for one in taken)
+    assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in taken)
+    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.numel()) for tensor in taken)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
@@ -558,7 +558,7 @@ def test_the_smallest_buffer_that_fits_is_taken() -> None:
     """Else a header could take what a large message needs in the next moment."""
     pool = Pool()
     several = {size: pool.acquire(size) for size in (640, 64, 6400)}
-    addresses = {size: one.data_ptr() for size, one in several.items()}
+    addresses = {size: tensor.data_ptr() for size, tensor in several.items()}
     several.clear()
     assert [pool.acquire(size).data_ptr() for size in (64, 100, 1000)] == [addresses[size] for size in (64, 640, 6400)]
 
@@ -576,6 +576,6 @@ def test_sizes_that_take_turns_end_up_in_the_same_buffers() -> None:
     pool = Pool()
     for turn in range(100):
         keep = [pool.acquire(100 + 1000 * ((turn + place) % 3)) for place in range(3)]
-        assert len({one.data_ptr() for one in keep}) == 3
+        assert len({tensor.data_ptr() for tensor in keep}) == 3
         del keep
     assert pool.nbytes <= 3 * aligned(2100)

@@ -210,7 +210,7 @@ def train(case: Case, *, ranks: int | None = None) -> dict[str, Any]:
     evaluated.append(pipe.evaluate(loader))
     state = pipe.state_dict()
     MODELS[case.model]().load_state_dict(state, strict=True)
-    counts = [[one["rank"], one["actions"], one["messages"]] for one in pipe.report().ranks]
+    counts = [[row["rank"], row["actions"], row["messages"]] for row in pipe.report().ranks]
     remains = left(pipe)
     copies = [
         [name, digest(built.tensor(name))]
@@ -221,7 +221,7 @@ def train(case: Case, *, ranks: int | None = None) -> dict[str, Any]:
     pipe.close()
     return {
         "state": {name: digest(tensor) for name, tensor in state.items()},
-        "results": [repr(one) for one in results],  # as text, for nan is not even equal to itself
+        "results": [repr(result) for result in results],  # as text, for nan is not even equal to itself
         "evaluated": evaluated,
         "left": remains,
         "counts": counts,
@@ -248,7 +248,7 @@ def left(pipe: weft.Pipeline) -> dict[str, int]:
         }
         for name, room in rooms.items():
             found[name] = found.get(name, 0) + len(room)
-        grads = sum(one.gradient_bytes for chunk in worker.chunks.values() for one in chunk.sets)
+        grads = sum(parameter_set.gradient_bytes for chunk in worker.chunks.values() for parameter_set in chunk.sets)
         found["gradients"] = found.get("gradients", 0) + grads
         found["activations"] = found.get("activations", 0) + worker.meter.held["activations"]
     return found
@@ -280,7 +280,9 @@ def sizes(pipe: weft.Pipeline) -> dict[str, int]:
         "descriptions": sum(len(link._descriptions) for link in links),
         "cycles": len(worker.meter.cycles),
         "blocks": sum(map(len, worker.meter.cycles)),
-        "versions": sum(one.versions.extra_bytes for chunk in worker.chunks.values() for one in chunk.sets),
+        "versions": sum(
+            parameter_set.versions.extra_bytes for chunk in worker.chunks.values() for parameter_set in chunk.sets
+        ),
         "shapes": sum(len(chunk._known) for chunk in worker.chunks.values()),
         "objects": len(gc.get_objects()),
     }
@@ -341,8 +343,8 @@ def virtual(number: int, ranks: int) -> dict[str, Any]:
 def test_real_ranks_equal_virtual_ones(launched: Callable[[int], list[dict[str, Any]]], ranks: int, case: Case) -> None:
     """On every rank: weights, statistics, losses, norms, the evaluation, and how many messages it took."""
     expected = virtual(CASES.index(case), ranks)
-    for rank, one in enumerate(launched(ranks)):
-        ran = one["ran"][cases_for(ranks).index(case)]
+    for rank, rank_result in enumerate(launched(ranks)):
+        ran = rank_result["ran"][cases_for(ranks).index(case)]
         assert all(ran["state"][name] == copy for name, copy in ran["copies"])  # tied ones are equal, wherever they are
         if case.model == "thrice":  # processes add the parts of three chunks in another order
             assert ran["state"] == launched(ranks)[0]["ran"][cases_for(ranks).index(case)]["state"]
@@ -359,10 +361,10 @@ def test_real_ranks_equal_virtual_ones(launched: Callable[[int], list[dict[str, 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_nothing_is_left_after_a_flush(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
     """No message, gradient, activation or sum waits for anything; on virtual ranks neither."""
-    for one in launched(ranks):
-        for ran in one["ran"]:
+    for rank_result in launched(ranks):
+        for ran in rank_result["ran"]:
             assert set(ran["left"].values()) == {0}, ran["left"]
-        for long in one["long"]:
+        for long in rank_result["long"]:
             assert set(long[-1].values()) == {0}, long[-1]
     for number in range(len(CASES)):
         assert set(virtual(number, 2)["left"].values()) == {0}
@@ -372,8 +374,8 @@ def test_nothing_is_left_after_a_flush(launched: Callable[[int], list[dict[str, 
 def test_nothing_grows_in_a_long_run(launched: Callable[[int], list[dict[str, Any]]], run: int) -> None:
     """After 200 mini-batches, all is as large as after 100: buffers, queues, meters, versions, and the number of
     Python's objects. A sender's buffers are as many as were under way at once, which may have its peak late."""
-    for one in launched(2):
-        before, after, _ = one["long"][run]
+    for rank_result in launched(2):
+        before, after, _ = rank_result["long"][run]
         for name in before:
             if name == "buffers":
                 assert after[name] <= 2 * before[name]
@@ -391,16 +393,16 @@ def test_pipelines_that_are_closed_leave_nothing_open(
 ) -> None:
     """A process may build one pipeline after the other: connections and threads of all of them are gone. A few
     are torch's own, from its first use on."""
-    for one in launched(ranks):
-        before, after = one["open"]
-        assert all(now <= then + 8 for now, then in zip(after, before, strict=True)), one["open"]
+    for rank_result in launched(ranks):
+        before, after = rank_result["open"]
+        assert all(now <= then + 8 for now, then in zip(after, before, strict=True)), rank_result["open"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_no_port_is_open_beyond_loopback(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
-    for one in launched(ranks):
-        assert one["listeners"]
-        assert set(one["listeners"]) <= LOOPBACK
+    for rank_result in launched(ranks):
+        assert rank_result["listeners"]
+        assert set(rank_result["listeners"]) <= LOOPBACK
 
 
 SCRIPT = """

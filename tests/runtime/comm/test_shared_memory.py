@@ -135,14 +135,17 @@ def trained() -> list[tuple[bool, list[list[float]]]]:
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
         schedule = weft.schedule("wpipe", stages=2, microbatches=4)
         pipe = weft.Pipeline(
-            model, loss_fn=nn.functional.mse_loss, optimizer=lambda some: torch.optim.SGD(some, 0.1), schedule=schedule
+            model,
+            loss_fn=nn.functional.mse_loss,
+            optimizer=lambda params: torch.optim.SGD(params, 0.1),
+            schedule=schedule,
         )
         for _ in range(4):
             pipe.step(torch.randn(128, 64), torch.randn(128, 64))
         pipe.flush()
         (link,) = pipe._assembly.transport._outgoing.values()  # type: ignore[attr-defined]
         used = link._shared_sender is not None and link._shared_sender.nbytes > 0
-        found.append((used, [one.flatten().tolist() for one in pipe.state_dict().values()]))
+        found.append((used, [tensor.flatten().tolist() for tensor in pipe.state_dict().values()]))
         pipe.close()
     return found
 

@@ -124,7 +124,7 @@ def test_writing_over_weights_is_a_backward_at_the_others(layer: nn.Module) -> N
     x = torch.randn(4, 1, 4, 4) if isinstance(layer, nn.Conv2d | nn.BatchNorm2d) else torch.randn(4, 4)
     grads = []
     for swapped in (True, False):
-        leaves = {name: one.detach().clone().requires_grad_() for name, one in layer.named_parameters()}
+        leaves = {name: parameter.detach().clone().requires_grad_() for name, parameter in layer.named_parameters()}
         given = x.clone().requires_grad_()
         if not swapped:
             for leaf in leaves.values():
@@ -135,16 +135,16 @@ def test_writing_over_weights_is_a_backward_at_the_others(layer: nn.Module) -> N
                 leaf.data.add_(1)
         weights = torch.arange(output.numel(), dtype=torch.float32).reshape(output.shape)
         grads.append(torch.autograd.grad((output * weights).sum(), [given, *leaves.values()]))
-    for one, other in zip(*grads, strict=True):
-        assert torch.equal(one, other)
+    for left, right in zip(*grads, strict=True):
+        assert torch.equal(left, right)
 
 
 def test_writing_over_the_weights_of_attention() -> None:
     """Of two products, values of the one and gradients of the other: the other plus a constant."""
     layer, x = models.Attention().double(), torch.randn(3, 5, WIDTH, dtype=torch.float64)
-    here = {name: one.detach().clone().requires_grad_() for name, one in layer.named_parameters()}
-    there = {name: (one.detach() + 0.1).requires_grad_() for name, one in here.items()}
-    old = {name: one.detach().clone() for name, one in here.items()}
+    here = {name: parameter.detach().clone().requires_grad_() for name, parameter in layer.named_parameters()}
+    there = {name: (leaf.detach() + 0.1).requires_grad_() for name, leaf in here.items()}
+    old = {name: leaf.detach().clone() for name, leaf in here.items()}
 
     def linear(value: Tensor, weight: str, bias: str) -> Tensor:
         new = functional.linear(value, there[weight], there[bias])
@@ -155,16 +155,16 @@ def test_writing_over_the_weights_of_attention() -> None:
     for name, leaf in here.items():
         leaf.data.copy_(there[name])
     parts = linear(given[1], "heads.in_proj_weight", "heads.in_proj_bias").chunk(3, -1)
-    q, k, v = (one.reshape(3, 5, 2, -1).transpose(1, 2) for one in parts)
+    q, k, v = (tensor.reshape(3, 5, 2, -1).transpose(1, 2) for tensor in parts)
     heads = functional.scaled_dot_product_attention(q, k, v)
     plain = given[1] + linear(heads.transpose(1, 2).flatten(2), "heads.out_proj.weight", "heads.out_proj.bias")
     torch.testing.assert_close(swapped, plain)
-    for one, other in zip(
+    for tensor, other in zip(
         torch.autograd.grad(swapped.square().sum(), [given[0], *here.values()]),
         torch.autograd.grad(plain.square().sum(), [given[1], *there.values()]),
         strict=True,
     ):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(tensor, other)
 
 
 # what the engine really reads

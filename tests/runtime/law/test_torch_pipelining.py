@@ -59,7 +59,7 @@ class Noting(torch.optim.SGD):
         self.noted: list[list[Tensor]] = []
 
     def step(self, closure: Any = None) -> Any:
-        self.noted.append([one.grad.clone() for one in self.param_groups[0]["params"]])
+        self.noted.append([parameter.grad.clone() for parameter in self.param_groups[0]["params"]])
         return super().step(closure)
 
 
@@ -70,25 +70,27 @@ def with_torch(name: str) -> Ran:
     make: Any = getattr(pipelining, name)
     single = issubclass(make, pipelining.schedules.PipelineScheduleSingle)
     count = ranks if single else 2 * ranks
-    mine = [rank] if single else [rank, count - 1 - rank] if "ZBV" in name else [rank, rank + ranks]
+    numbers = [rank] if single else [rank, count - 1 - rank] if "ZBV" in name else [rank, rank + ranks]
     model, size = model_of(), LAYERS // count
-    parts = {stage: model[stage * size : (stage + 1) * size] for stage in mine}  # which keep the names of their layers
-    names = {id(one): label for part in parts.values() for label, one in part.named_parameters()}
+    parts = {
+        stage: model[stage * size : (stage + 1) * size] for stage in numbers
+    }  # which keep the names of their layers
+    names = {id(parameter): label for part in parts.values() for label, parameter in part.named_parameters()}
     stages = [pipelining.PipelineStage(part, stage, count, torch.device("cpu")) for stage, part in parts.items()]
     schedule = make(stages[0] if single else stages, MICROBATCHES, loss_fn=functional.mse_loss)
-    parameters = [one for part in parts.values() for one in part.parameters()]
+    parameters = [parameter for part in parts.values() for parameter in part.parameters()]
     optimizer = Noting(parameters)
     losses = []
     for inputs, targets in batches():
         optimizer.zero_grad()
         found: list[Tensor] = []
-        given = (inputs,) if 0 in mine else ()
-        schedule.step(*given, **({"target": targets, "losses": found} if count - 1 in mine else {}))
+        given = (inputs,) if 0 in numbers else ()
+        schedule.step(*given, **({"target": targets, "losses": found} if count - 1 in numbers else {}))
         optimizer.step()
         losses += [torch.stack(found).mean().item()] if found else []
     return Ran(
         losses=losses,
-        gradients=[{names[id(p)]: g for p, g in zip(parameters, one, strict=True)} for one in optimizer.noted],
+        gradients=[{names[id(p)]: g for p, g in zip(parameters, noted, strict=True)} for noted in optimizer.noted],
         weights={names[id(p)]: p.detach().clone() for p in parameters},
     )
 
@@ -98,10 +100,14 @@ def with_weft(name: str) -> Ran:
         model_of(), loss_fn=functional.mse_loss, optimizer=Noting, schedule=name, microbatches=MICROBATCHES
     )
     losses = [pipe.step(*batch).loss for batch in batches()]
-    sets = [one for built in pipe._assembly.chunks.values() for one in built.chunk.sets]
-    noted = [one.optimizer.noted for one in sets if isinstance(one.optimizer, Noting)]
+    sets = [parameter_set for built in pipe._assembly.chunks.values() for parameter_set in built.chunk.sets]
+    noted = [parameter_set.optimizer.noted for parameter_set in sets if isinstance(parameter_set.optimizer, Noting)]
     gradients = [
-        {label: g for one, each in zip(sets, noted, strict=True) for label, g in zip(one.names, each[t], strict=True)}
+        {
+            label: g
+            for parameter_set, each in zip(sets, noted, strict=True)
+            for label, g in zip(parameter_set.names, each[t], strict=True)
+        }
         for t in range(UPDATES)
     ]
     return Ran(losses=[loss or 0.0 for loss in losses], gradients=gradients, weights=pipe.state_dict())
@@ -120,7 +126,7 @@ def ran(launch: Callable[..., list[Any]]) -> list[dict[str, tuple[Ran, Ran]]]:
 
 def together(ranks: list[dict[str, tuple[Ran, Ran]]], name: str, which: int) -> Ran:
     """All chunks of all ranks."""
-    parts = [one[name][which] for one in ranks]
+    parts = [rank_result[name][which] for rank_result in ranks]
     gradients = [{label: g for part in parts for label, g in part.gradients[t].items()} for t in range(UPDATES)]
     weights = {label: w for part in parts for label, w in part.weights.items()}
     (losses,) = {tuple(part.losses) for part in parts if part.losses}
@@ -146,6 +152,6 @@ def test_losses_gradients_and_weights_are_those_of_torch(ran: list[dict[str, tup
 def test_every_rank_of_weft_knows_loss_and_weights(ran: list[dict[str, tuple[Ran, Ran]]]) -> None:
     """Torch knows the loss on the last stage only."""
     for name in PEERS:
-        first, second = (one[name][1] for one in ran)
+        first, second = (result[name][1] for result in ran)
         assert first.losses == second.losses
         assert all(torch.equal(first.weights[label], second.weights[label]) for label in first.weights)

@@ -215,7 +215,7 @@ def everything(model: nn.Module) -> list[Any]:
     numbers: Any = np.random.get_state()
     return [
         *(value.clone() for value in model.state_dict().values()),
-        *(None if one.grad is None else one.grad.clone() for one in model.parameters()),
+        *(None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()),
         *(module.training for module in model.modules()),
         torch.get_rng_state(),
         random.getstate(),
@@ -240,9 +240,9 @@ def test_measuring_leaves_no_trace(grad: bool) -> None:
     before, buffers, copied = everything(model), list(model.buffers()), image.clone()
     with torch.set_grad_enabled(grad):
         layer_seconds(list(model), image)
-    for one, other in zip(everything(model), before, strict=True):
-        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
-    assert all(one is other for one, other in zip(model.buffers(), buffers, strict=True))
+    for now, then in zip(everything(model), before, strict=True):
+        assert torch.equal(now, then) if isinstance(now, Tensor) else now == then
+    assert all(buffer is kept for buffer, kept in zip(model.buffers(), buffers, strict=True))
     assert torch.equal(image, copied)
     assert not image.requires_grad
 

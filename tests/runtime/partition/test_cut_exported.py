@@ -60,7 +60,7 @@ def test_a_pipe_of_torch_pipelining() -> None:
         run(layers, (rows(3), rows(3)))
     train(layers, inputs)
     loss_of(plain(*inputs)).backward()  # type: ignore[no-untyped-call]
-    found_gradients = {name: one.grad for layer in layers for name, one in layer.named_parameters()}
+    found_gradients = {name: parameter.grad for layer in layers for name, parameter in layer.named_parameters()}
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(found_gradients[name], parameter.grad, rtol=0, atol=1e-6)
     with pytest.raises(WeftError, match="cut at its own marks, not at names"):
@@ -127,7 +127,9 @@ def test_hugging_face_models(name: str) -> None:
     example = tokens_of(1, 7)
     layers = cut_layers(model, at=at, example=example if as_dict else tuple(example.values()))
     assert len(layers) == len(at) + 1
-    assert {id(one) for layer in layers for one in layer.parameters()} == {id(one) for one in model.parameters()}
+    assert {id(parameter) for layer in layers for parameter in layer.parameters()} == {
+        id(parameter) for parameter in model.parameters()
+    }
     plain = copy.deepcopy(model)
     for training in (True, False):
         plain.train(training)
@@ -144,8 +146,8 @@ def test_hugging_face_models(name: str) -> None:
             found = train(layers, inputs if as_dict else tuple(inputs.values()))
             assert type(found) is type(expected)
             assert torch.equal(found.logits, expected.logits)
-            for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-                torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-6)
+            for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(parameter.grad, other.grad, rtol=0, atol=1e-6)
     if name == "gpt2":
         assert getattr(model.config, "use_cache", None) is True
         assert layers[0].get_parameter("transformer.wte.weight") is layers[-1].get_parameter("transformer.wte.weight")

@@ -253,14 +253,14 @@ CASES: list[Callable[[int], weft.Pipeline | None]] = [
 
 
 class Caught(NamedTuple):
-    """What all ranks were told, by case, and what the run wrote."""
+    """The errors of all ranks, by case, and what the run wrote."""
 
-    told: dict[str, list[Told]]
+    errors: dict[str, list[RankError]]
     err: str
 
 
-class Told(NamedTuple):
-    """What a rank was told, and the seconds since the cause."""
+class RankError(NamedTuple):
+    """What a rank raised, when, and when the cause came about."""
 
     error: str
     text: str
@@ -268,11 +268,11 @@ class Told(NamedTuple):
     moment: float
 
 
-def run_cases() -> dict[str, Told]:
+def run_cases() -> dict[str, RankError]:
     """What comes of each case on this rank."""
     global _moment
     train(pipeline())  # loads what is loaded at the first use, which takes seconds
-    told: dict[str, Told] = {}
+    errors: dict[str, RankError] = {}
     for case in CASES:
         dist.barrier()
         _moment = 0.0
@@ -282,11 +282,11 @@ def run_cases() -> dict[str, Told]:
             pipe = case(dist.get_rank())
         except (ValueError, RuntimeError, LookupError) as problem:
             error = problem
-        told[case.__name__] = Told(type(error).__name__, str(error), time.monotonic(), _moment)
+        errors[case.__name__] = RankError(type(error).__name__, str(error), time.monotonic(), _moment)
         print(f"after {case.__name__}", file=sys.stderr, flush=True)
         dist.barrier()
         del pipe  # its connections would be closed, which would end others' waits
-    return told
+    return errors
 
 
 def environment(scripts: Scripts) -> dict[str, str]:
@@ -305,9 +305,9 @@ def caught(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Iterat
         scripts.end()
 
 
-def seconds(told: list[Told]) -> float:
-    """From the cause until every rank was told."""
-    return max(one.when for one in told) - max(one.moment for one in told)
+def seconds(errors: list[RankError]) -> float:
+    """From the cause until every rank had raised."""
+    return max(error.when for error in errors) - max(error.moment for error in errors)
 
 
 @pytest.mark.parametrize(
@@ -322,30 +322,30 @@ def seconds(told: list[Told]) -> float:
 )
 def test_every_rank_learns_where_and_why(caught: Caught, case: str, rank: int, place: str) -> None:
     """Rank, chunk, micro-batch and cause, on the rank itself and on all others, not only its neighbours."""
-    told = caught.told[case]
-    print(f"{case}: {seconds(told):.3f} s")
-    assert [one.text for one in told] == [f"rank {rank}, {place}"] * RANKS
-    assert [one.error for one in told] == ["RunError" if one == rank else "PeerError" for one in range(RANKS)]
-    assert seconds(told) < SOON
+    errors = caught.errors[case]
+    print(f"{case}: {seconds(errors):.3f} s")
+    assert [error.text for error in errors] == [f"rank {rank}, {place}"] * RANKS
+    assert [error.error for error in errors] == ["RunError" if n == rank else "PeerError" for n in range(RANKS)]
+    assert seconds(errors) < SOON
 
 
 def test_a_failure_in_a_flush_is_told_to_whoever_still_waits(caught: Caught) -> None:
     """The last rank is through with its part by then."""
-    told = caught.told["backward_in_the_drain"]
-    assert [one.text for one in told[:2]] == [
+    errors = caught.errors["backward_in_the_drain"]
+    assert [error.text for error in errors[:2]] == [
         "rank 1, chunk 1, mini-batch 2, micro-batch 3 (1B11): LookupError: no such backward"
     ] * 2
-    assert [one.error for one in told] == ["PeerError", "RunError", "NoneType"]
-    assert seconds(told) < SOON
+    assert [error.error for error in errors] == ["PeerError", "RunError", "NoneType"]
+    assert seconds(errors) < SOON
 
 
 def test_a_failure_in_an_evaluation_is_told_with_its_place(caught: Caught) -> None:
     """The first rank, which may be through with its forwards, comes to know of it at the latest by the deadline."""
-    told = caught.told["evaluate"]
+    errors = caught.errors["evaluate"]
     place = "rank 1, chunk 1, mini-batch 0, micro-batch 2 (1F2): LookupError: no such evaluate"
-    assert [one.text for one in told[1:]] == [place] * 2
-    assert [one.error for one in told[1:]] == ["RunError", "PeerError"]
-    assert told[0].error in ("RunError", "PeerError")
+    assert [error.text for error in errors[1:]] == [place] * 2
+    assert [error.error for error in errors[1:]] == ["RunError", "PeerError"]
+    assert errors[0].error in ("RunError", "PeerError")
 
 
 @pytest.mark.parametrize(
@@ -358,17 +358,17 @@ def test_a_failure_in_an_evaluation_is_told_with_its_place(caught: Caught) -> No
     ],
 )
 def test_bad_input_of_one_rank_is_told_to_all(caught: Caught, case: str, rank: int, words: str) -> None:
-    told = caught.told[case]
-    assert all(words in one.text for one in told), told
+    errors = caught.errors[case]
+    assert all(words in error.text for error in errors), errors
     own = "Diverged" if case == "not_a_number" else "WeftError"
-    assert [one.error for one in told] == [own if one == rank else "PeerError" for one in range(RANKS)]
-    assert seconds(told) < SOON
+    assert [error.error for error in errors] == [own if number == rank else "PeerError" for number in range(RANKS)]
+    assert seconds(errors) < SOON
 
 
 def test_a_broken_pipeline_says_so(caught: Caught) -> None:
-    for one in caught.told["again"]:
-        assert one.error == "RunError"
-        assert one.text.startswith("this pipeline broke before (rank 0 holds chunk 0 and needs inputs")
+    for error in caught.errors["again"]:
+        assert error.error == "RunError"
+        assert error.text.startswith("this pipeline broke before (rank 0 holds chunk 0 and needs inputs")
 
 
 @pytest.mark.parametrize(
@@ -383,10 +383,10 @@ def test_a_broken_pipeline_says_so(caught: Caught) -> None:
 )
 def test_ranks_that_differ_are_refused_before_training(caught: Caught, case: str, words: str) -> None:
     """On every rank, in the same words."""
-    told = caught.told[case]
-    assert {one.error for one in told} == {"WeftError"}
-    assert len({one.text for one in told}) == 1
-    assert words in told[0].text
+    errors = caught.errors[case]
+    assert {error.error for error in errors} == {"WeftError"}
+    assert len({error.text for error in errors}) == 1
+    assert words in errors[0].text
 
 
 @pytest.mark.parametrize(
@@ -401,12 +401,12 @@ def test_ranks_that_differ_are_refused_before_training(caught: Caught, case: str
 def test_ranks_that_make_other_calls_end_at_the_deadline(caught: Caught, case: str, waits: dict[int, str]) -> None:
     """Every rank that waits says for what, or that another one, which waited too, is gone; the first one that
     waited in vain shows the stacks of all ranks."""
-    told = caught.told[case]
-    assert seconds(told) < SHORT + 2 * SOON
+    errors = caught.errors[case]
+    assert seconds(errors) < SHORT + 2 * SOON
     for rank, what in waits.items():
-        assert told[rank].error in ("RunError", "PeerError"), told
-        assert what in told[rank].text or told[rank].error == "PeerError", told
-    assert any(f"waited {SHORT:g} s for" in one.text and "raise deadline=" in one.text for one in told)
+        assert errors[rank].error in ("RunError", "PeerError"), errors
+        assert what in errors[rank].text or errors[rank].error == "PeerError", errors
+    assert any(f"waited {SHORT:g} s for" in error.text and "raise deadline=" in error.text for error in errors)
     err = caught.err
     end = err.rindex(f"after {case}\n")
     before = err[: err.index(f"after {case}\n")].rfind("after ")
@@ -463,8 +463,8 @@ class Descent(torch.optim.Optimizer):  # torch's own load its compiler, which ta
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            for one in group["params"]:
-                one.add_(one.grad, alpha=-group["lr"])
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
 
 def train(does):
     rank = dist.get_rank()

@@ -125,7 +125,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("fn", "args", "options", "words"),
     [
         (lambda: 1, (), {}, r"must be able to import it \(got .*<lambda>\); define it with def"),
-        (functools.partial(lambda one: one, 1), (), {}, "<lambda>"),
+        (functools.partial(lambda value: value, 1), (), {}, "<lambda>"),
         (none, (threading.Lock(),), {}, "these can't be pickled .*lock.*; pass plain data"),
         (none, (lambda: 1,), {}, "these can't be pickled"),
         ("none", (), {}, "needs a function to run .got 'none'"),
