@@ -244,23 +244,6 @@ def test_a_report_is_data_and_a_table(name: str, replicas: int) -> None:
     check_report(pipe.report())
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "words"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536, "1.5 KiB"),
-        (2**20, "1.0 MiB"),
-        (3 * 2**30, "3.0 GiB"),
-        (5 * 2**40, "5.0 TiB"),
-        (5000 * 2**40, "5000.0 TiB"),
-    ],
-)
-def test_formatted_bytes(nbytes: int, words: str) -> None:
-    assert format_bytes(nbytes) == words
-
-
 # Timelines
 
 
