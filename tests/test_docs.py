@@ -276,7 +276,7 @@ def test_every_page_can_be_found(page: str) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    list(map(path_of, PAGES)),
+    [*map(path_of, PAGES), *sorted(ROOT.glob("benchmarks/*/README.md"))],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_lines_are_short(page: Path) -> None:

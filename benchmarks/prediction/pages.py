@@ -43,7 +43,7 @@ def _learning(results: Results) -> str:
     ]
     about = (
         f"{learning['text']}, {learning['seeds']} seeds, {learning['updates']} updates with AdamW, "
-        f"eight virtual ranks; {results['environment']}."
+        f"eight virtual ranks;\n{results['environment']}."
     )
     return f"{table(head, rows)}\n\n{about}"
 
@@ -80,7 +80,7 @@ def _cost(results: Results) -> str:
         for optimizer, shares in cost["telemetry"].items()
     ]
     about = (
-        f"{cost['rounds']} rounds; processes that wanted a core before: {cost['load']:.1f}; {results['environment']}."
+        f"{cost['rounds']} rounds; processes that wanted a core before: {cost['load']:.1f};\n{results['environment']}."
     )
     return "\n".join([table(head, rows, left=3), "", *telemetry, "", about])
 

@@ -112,7 +112,7 @@ def _links(results: Results, runs: Runs) -> str:
         bucket = "" if link.rate is None else f"{link.bucket / 1e3:.1f}"
         rows.append((link.name, bucket, *ways, f"{found['message'] * 1e3:.2f}", ideal))
     notes = [
-        f"At {link.name} the bucket holds {link.bucket / 1e3:.1f} kB, no less than a message of {size / 1e3:.1f} kB: "
+        f"At {link.name} the bucket holds {link.bucket / 1e3:.1f} kB, no less than a message of {size / 1e3:.1f} kB:\n"
         "messages that are apart pass as if the link were not shaped, and only what follows at once is."
         for link in runs.shaped
         if link.bucket >= size

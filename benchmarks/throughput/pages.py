@@ -101,7 +101,7 @@ def _about(results: Results, sizes: Results) -> str:
     rounds = len(both_cores(next(iter(sizes.values()))))
     deepspeed = f", deepspeed {results['deepspeed']}" if results.get("deepspeed") else ""
     limit = f'The limit is the slower core\'s; for ratios over the mean of both, divide by the row "{BOTH}".'
-    return f"{limit} {rounds} rounds; {results['environment']}{deepspeed}."
+    return f"{limit}\n{rounds} rounds; {results['environment']}{deepspeed}."
 
 
 def _targets_table(results: Results) -> str:
