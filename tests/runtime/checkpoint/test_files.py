@@ -1,6 +1,6 @@
-"""Checkpoints on disk: whole or not there, and refused by file and reason when they are not what was saved.
+"""Checkpoints on disk: written atomically, and refused with file and reason if they are damaged.
 
-That a run goes on from one to the bit is in `test_resume.py`.
+`test_resume.py` checks that a resumed run is bit-identical.
 """
 
 import functools
@@ -58,8 +58,8 @@ def trained(**options: Any) -> Pipeline:
     return pipe
 
 
-def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
+def equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in found)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# Damage: what somebody, or a disk, has done to a checkpoint, and what is said of it
+# Damaged checkpoints and their error messages
 
 
 def manifest(path: Path, change: Callable[[dict[str, Any]], Any], *, sealed: bool = True) -> None:
-    """Change a manifest, with a checksum that is right or not."""
+    """Change a manifest, with a valid checksum or not."""
     content = json.loads((path / "manifest.json").read_text())
     change(content)
     if sealed:
@@ -84,13 +84,13 @@ def manifest(path: Path, change: Callable[[dict[str, Any]], Any], *, sealed: boo
 
 
 def resealed(path: Path) -> None:
-    """Make all checksums right, whatever the files hold now."""
+    """Recompute all checksums from the current files."""
     digests = {name: files._digest(path / name) for name in ("state.json", *CHUNKS)}
     manifest(path, lambda content: content.update(files=digests))
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change state.json, and make all checksums right."""
+    """Change state.json, and recompute all checksums."""
     state = json.loads((path / "state.json").read_text())
     change(state)
     (path / "state.json").write_text(json.dumps(state))
@@ -98,7 +98,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def tensors(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
-    """Change the tensors of the last chunk, and make all checksums right."""
+    """Change the tensors of the last chunk, and recompute all checksums."""
     found = load_file(path / CHUNKS[1])
     change(found)
     save_file(found, path / CHUNKS[1])
@@ -329,7 +329,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
 
 @pytest.fixture(scope="module")
 def running() -> Pipeline:
-    """One pipeline for all refusals: it has to stay as it is."""
+    """One pipeline for all refusals: they must not change it."""
     pipe = trained()
     pipe.step(*DATA[0])
     return pipe
@@ -339,7 +339,7 @@ def running() -> Pipeline:
 def test_a_damaged_checkpoint_is_refused(
     damage: Callable[[Path], None], saved: Path, running: Pipeline, tmp_path: Path
 ) -> None:
-    """By its name, the file and the reason; and nothing has changed."""
+    """The message names checkpoint, file and reason; the pipeline is unchanged."""
     path = Path(shutil.copytree(saved, tmp_path / "saved"))
     before = everything(running, tmp_path / "before")
     damage(path)
@@ -348,18 +348,18 @@ def test_a_damaged_checkpoint_is_refused(
     assert f"checkpoint {path} is refused" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert everything(running, tmp_path / "after") == before
-    if damage not in (other_names, other_ties, other_trained, state_without_sets):  # whole in themselves
+    if damage not in (other_names, other_ties, other_trained, state_without_sets):  # valid on their own
         with pytest.raises(weft.WeftError):
             files.inspect(path)
 
 
 def everything(pipe: Pipeline, path: Path) -> dict[str, bytes]:
-    """The whole state of a pipeline: what it would save, which is the same every time."""
+    """The whole state of a pipeline, as the files that it saves, which are deterministic."""
     pipe.save(path)
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_a_file_that_may_not_be_read(saved: Path, running: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file(saved: Path, running: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     def locked(path: Path) -> Any:
         if path.name != CHUNKS[1]:
             return digest(path)
@@ -371,19 +371,19 @@ def test_a_file_that_may_not_be_read(saved: Path, running: Pipeline, monkeypatch
         running.load(saved)
 
 
-def test_a_pipeline_goes_on_after_a_refusal(saved: Path, tmp_path: Path) -> None:
-    undisturbed, disturbed = trained(), trained()
+def test_a_pipeline_continues_after_a_refusal(saved: Path, tmp_path: Path) -> None:
+    refusing, undisturbed = trained(), trained()
     broken = Path(shutil.copytree(saved, tmp_path / "broken"))
     byte_flipped(broken)
-    for pipe in (undisturbed, disturbed):
+    for pipe in (refusing, undisturbed):
         pipe.step(*DATA[0])  # in flight
-        if pipe is undisturbed:
+        if pipe is refusing:
             with pytest.raises(weft.WeftError, match="was altered"):
                 pipe.load(broken)
         pipe.flush()
         pipe.step(*DATA[1])
-    assert equal(undisturbed.state_dict(), disturbed.state_dict())
-    assert undisturbed.load(saved) == {"epoch": 3}
+    assert equal(refusing.state_dict(), undisturbed.state_dict())
+    assert refusing.load(saved) == {"epoch": 3}
 
 
 FOREIGN: dict[str, tuple[Callable[[], Pipeline], str]] = {
@@ -400,7 +400,7 @@ FOREIGN: dict[str, tuple[Callable[[], Pipeline], str]] = {
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-def test_what_belongs_to_another_pipeline_is_refused(what: str, saved: Path) -> None:
+def test_a_checkpoint_of_another_pipeline_is_refused(what: str, saved: Path) -> None:
     make, reason = FOREIGN[what]
     pipe = make()
     before = pipe.state_dict()
@@ -427,8 +427,8 @@ def test_groups_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 # Writing
 
 
-def test_what_is_written(saved: Path, tmp_path: Path) -> None:
-    """Two kinds of files, whole, readable as those of any program; the same state is the same bytes."""
+def test_the_files_of_a_checkpoint(saved: Path, tmp_path: Path) -> None:
+    """JSON and safetensors files with ordinary permissions; the same state gives the same bytes."""
     assert sorted(file.name for file in saved.iterdir()) == [*CHUNKS, "manifest.json", "state.json"]
     (tmp_path / "plain").touch()
     assert {file.stat().st_mode for file in saved.iterdir()} == {(tmp_path / "plain").stat().st_mode}
@@ -453,7 +453,7 @@ def test_a_relative_path_in_a_new_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert files.inspect(tmp_path / "runs/one/first")["extra"] is None
 
 
-def test_nothing_is_written_over(saved: Path, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(saved: Path, tmp_path: Path) -> None:
     pipe = trained()
     for make in (Path.mkdir, Path.touch):
         make(tmp_path / "there")
@@ -463,7 +463,7 @@ def test_nothing_is_written_over(saved: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_what_a_killed_run_left_is_replaced(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
     (tmp_path / ".one.part").mkdir()
     (tmp_path / ".one.part" / "chunk-007.safetensors").write_text("half")
     trained().save(tmp_path / "one")
@@ -471,8 +471,8 @@ def test_what_a_killed_run_left_is_replaced(tmp_path: Path) -> None:
     assert files.inspect(tmp_path / "one")["minibatches"] == 3
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any of its syncs: each file, the directory, and after the rename its parent, when it is whole already."""
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any fsync: each file, the directory, and its parent after the rename, when the checkpoint is complete."""
     pipe, fsync, seen = trained(), os.fsync, []
 
     def failing(at: int, handle: int) -> None:
@@ -498,14 +498,14 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     pipe.load(tmp_path / "two")
 
 
-def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(weft.WeftError, match=r"can't write .*/file/.one.part: Not a directory"):
         trained().save(tmp_path / "file" / "one")
 
 
 class Strange:
-    """A function whose state is no plain data."""
+    """A callable whose state is not plain data."""
 
     def __init__(self) -> None:
         self.seen = {1, 2}
@@ -515,7 +515,7 @@ class Strange:
 
 
 class Global(torch.optim.SGD):
-    """An optimizer with a state that belongs to no parameter."""
+    """An optimizer with state that belongs to no parameter."""
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"calls": 3}
@@ -534,8 +534,8 @@ UNSAVED: dict[str, tuple[dict[str, Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("what", UNSAVED)
-def test_what_can_not_be_saved_is_refused(what: str, tmp_path: Path) -> None:
-    """With its name; nothing is left, and the pipeline goes on."""
+def test_state_that_cannot_be_saved_is_refused(what: str, tmp_path: Path) -> None:
+    """With its name; no files are left, and the pipeline continues."""
     options, extra, reason = UNSAVED[what]
     pipe = trained(**options)
     with pytest.raises(weft.WeftError, match=reason):
@@ -550,7 +550,7 @@ def test_a_sparse_tensor_is_refused() -> None:
         files.write_tensors(Path("never"), {"optimizer/0.weight/sum": sparse})
 
 
-def test_a_broken_pipeline_is_not_saved(tmp_path: Path) -> None:
+def test_a_closed_pipeline_is_refused(tmp_path: Path) -> None:
     pipe = trained()
     pipe.close()
     for work in (pipe.save, pipe.load):
@@ -576,14 +576,14 @@ def test_a_broken_pipeline_is_not_saved(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_values_come_back_as_they_were(value: Any) -> None:
+def test_values_survive_a_round_trip(value: Any) -> None:
     aside: dict[str, Tensor] = {}
     again = decode(json.loads(json.dumps(encode(value, "key", aside), allow_nan=False)), aside.__getitem__)
     assert repr(again) == repr(value)
     assert again == value
 
 
-def test_tensors_and_what_is_not_a_number() -> None:
+def test_tensors_and_nan() -> None:
     aside: dict[str, Tensor] = {}
     value = {"a": [torch.ones(2), float("nan")]}
     again = decode(json.loads(json.dumps(encode(value, "key", aside), allow_nan=False)), aside.__getitem__)

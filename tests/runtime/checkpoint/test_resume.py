@@ -1,7 +1,7 @@
-"""A run that was saved and goes on in another pipeline ends as the one that was not stopped, to the bit.
+"""A run that is saved and resumed in another pipeline is bit-identical to one that was not interrupted.
 
-The other pipeline has another model of the same form, so all that matters has to come from the checkpoint. At the end,
-what is left out on purpose shows: these tests would notice.
+The other pipeline starts with other weights, so all state has to come from the checkpoint. The controls at the end
+leave parts of it out, and show that these tests would notice.
 """
 
 import copy
@@ -58,7 +58,7 @@ class Words(nn.Embedding):
 
 
 def odd() -> nn.Sequential:
-    """Complex numbers, sparse gradients, a layer that is not trained, one parameter thrice, and what nothing uses."""
+    """Complex numbers, sparse gradients, a frozen layer, a parameter used three times, and unused tensors."""
     layers: list[nn.Module] = [Words(WIDTH, WIDTH, sparse=True), Turn(), *(nn.Linear(WIDTH, WIDTH) for _ in range(6))]
     layers[4].weight = layers[5].weight = layers[2].weight
     layers[3].requires_grad_(False)
@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[], nn.Sequential]] = MODELS | {"dropping": dropping, 
 
 
 class Ramp:
-    """A function with a state of its own, which its scheduler saves."""
+    """A callable with state, which its scheduler saves."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -83,7 +83,7 @@ class Ramp:
 
 
 class Wide(torch.optim.Optimizer):
-    """Keeps its sums in another dtype than the weights."""
+    """Keeps its state in another dtype than the weights."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.01})
@@ -212,18 +212,18 @@ def states(pipe: Pipeline) -> dict[str, Any]:
     return found
 
 
-def equal(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor):
-        return isinstance(right, Tensor) and left.dtype == right.dtype and torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, tuple):
-        return type(right) is tuple and all(map(equal, left, right))
-    return bool(left == right) or left is right or (left != left and right != right)
+def equal(found: Any, expected: Any) -> bool:
+    if isinstance(found, Tensor):
+        return isinstance(expected, Tensor) and found.dtype == expected.dtype and torch.equal(found, expected)
+    if isinstance(found, dict):
+        return found.keys() == expected.keys() and all(equal(found[key], expected[key]) for key in found)
+    if isinstance(found, tuple):
+        return type(expected) is tuple and all(map(equal, found, expected))
+    return bool(found == expected) or found is expected or (found != found and expected != expected)
 
 
 def advance(pipe: Pipeline, given: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Train, and tell all that came out."""
+    """Train, and return the resulting state."""
     for inputs, targets in given:
         pipe.step(inputs, targets)
     result = pipe.flush()
@@ -240,20 +240,20 @@ def advance(pipe: Pipeline, given: list[tuple[Tensor, Tensor]]) -> dict[str, Any
 
 
 def both(case: Case, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What comes out of a run that is saved and goes on, and of another pipeline that loads it."""
+    """The results of a run that is saved and continues, and of another pipeline that resumes it."""
     data = case.batches()
-    going = pipeline(case, seed=1)
+    continued = pipeline(case, seed=1)
     for batch in data[:BEFORE]:
-        going.step(*batch)
-    going.save(path, extra={"epoch": 1})
-    expected = advance(going, data[BEFORE:])
+        continued.step(*batch)
+    continued.save(path, extra={"epoch": 1})
+    expected = advance(continued, data[BEFORE:])
     resumed = pipeline(case, seed=2)
     assert resumed.load(path) == {"epoch": 1}
     return expected, advance(resumed, data[BEFORE:])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_resumed_run_is_the_same_to_the_bit(case: Case, tmp_path: Path) -> None:
+def test_a_resumed_run_is_bit_identical(case: Case, tmp_path: Path) -> None:
     expected, found = both(case, tmp_path / "saved")
     assert found["result"][1:3] == (BEFORE + AFTER - 1, len(case.bad))
     for what in expected:
@@ -261,8 +261,8 @@ def test_a_resumed_run_is_the_same_to_the_bit(case: Case, tmp_path: Path) -> Non
     assert not equal(expected["weights"], files.read_model(tmp_path / "saved"))
 
 
-def test_a_pipeline_that_has_trained_goes_back(tmp_path: Path) -> None:
-    """Whatever it held is replaced: moments, last gradients, counts; also what is in flight."""
+def test_loading_replaces_all_state(tmp_path: Path) -> None:
+    """Moments, last gradients, counts, and mini-batches in flight."""
     case = Case(schedule="xpipe", optimizer="sgd", lr_scheduler="cycle")
     data = case.batches()
     pipe = pipeline(case, seed=1)
@@ -287,9 +287,9 @@ def test_a_pipeline_that_has_trained_goes_back(tmp_path: Path) -> None:
     ("model", "optimizer"),
     [("dropping", "adamw"), ("transformer", "in two"), ("transformer", "momentum"), ("odd", "sgd")],
 )
-def test_another_schedule_goes_on(model: str, optimizer: str, tmp_path: Path) -> None:
-    """From 4 stages of wpipe to 2 of 1f1b: the same weights and optimizer state by name, and what follows is what
-    follows in a pipeline of that kind which is given both by hand."""
+def test_another_schedule_resumes_a_run(model: str, optimizer: str, tmp_path: Path) -> None:
+    """From 4 stages of wpipe to 2 of 1f1b: the same weights and optimizer state by name, and training continues as in a
+    1f1b pipeline whose weights and state are set by hand."""
     scheduled = "cosine" if optimizer == "in two" else ""
     source = Case(schedule="wpipe", stages=4, model=model, optimizer=optimizer, lr_scheduler=scheduled)
     target = replace(source, schedule="1f1b", stages=2)
@@ -338,8 +338,8 @@ def test_another_schedule_goes_on(model: str, optimizer: str, tmp_path: Path) ->
     ],
     ids=str,
 )  # fmt: skip
-def test_any_schedule_goes_on(source: Case, target: Case, tmp_path: Path) -> None:
-    """What only the target remembers starts anew; there and back, nothing is lost."""
+def test_any_schedule_resumes_a_run(source: Case, target: Case, tmp_path: Path) -> None:
+    """State that only the target has starts fresh; a round trip loses nothing."""
     saved = pipeline(source, seed=1)
     before = advance(saved, source.batches()[:BEFORE])
     saved.save(tmp_path / "there")
@@ -354,8 +354,8 @@ def test_any_schedule_goes_on(source: Case, target: Case, tmp_path: Path) -> Non
         assert equal(advance(again, [])[what], before[what])
 
 
-def test_pipemare_goes_on_where_the_run_is(tmp_path: Path) -> None:
-    """It counts the updates of the run, also those before a chunk came late."""
+def test_pipemare_continues_at_the_update_count_of_the_run(tmp_path: Path) -> None:
+    """It counts all updates of the run, including those before a chunk had a delay."""
     early = Case(schedule="1f1b", optimizer="momentum")
     advance(saved := pipeline(early, seed=1), early.batches())
     saved.save(tmp_path / "saved")
@@ -376,7 +376,7 @@ def test_pipemare_goes_on_where_the_run_is(tmp_path: Path) -> None:
 
 
 def on_two_ranks(folder: str) -> dict[str, Any]:
-    """Save, go on; then what goes wrong on one rank, is refused on both, and leaves nothing behind."""
+    """Save and continue; then errors on one rank, which both ranks refuse and which leave no files."""
     torch.set_num_threads(1)
     case, path = REAL, Path(folder)
     data = case.batches()
@@ -420,7 +420,7 @@ def refusal(work: Callable[[], Any]) -> str:
 REAL = Case(schedule="wpipe", model="transformer", lr_scheduler="cosine")
 
 
-def test_real_ranks_save_what_virtual_ones_go_on_from(tmp_path: Path, launch: Callable[..., list[Any]]) -> None:
+def test_virtual_ranks_resume_from_a_checkpoint_of_real_ranks(tmp_path: Path, launch: Callable[..., list[Any]]) -> None:
     first, second = launch(on_two_ranks, str(tmp_path), ranks=2)
     assert first == second
     assert first["same"]
@@ -435,7 +435,7 @@ def test_real_ranks_save_what_virtual_ones_go_on_from(tmp_path: Path, launch: Ca
     assert {name: tensor.tolist() for name, tensor in after.items()} == first["weights"]
 
 
-# Controls: what is forgotten shows
+# Controls: missing state makes a difference
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
@@ -463,15 +463,15 @@ FORGOTTEN: dict[str, tuple[Case, Any, str]] = {
 
 
 @pytest.mark.parametrize("what", FORGOTTEN)
-def test_what_is_left_out_shows(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_state_makes_a_difference(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, owner, name = FORGOTTEN[what]
     forget(monkeypatch, owner, name)
     expected, found = both(case, tmp_path / "saved")
-    changed = "copies" if what == "statistics" else "weights"  # the model's are the first replica's
+    changed = "copies" if what == "statistics" else "weights"  # the model has those of the first replica
     assert not equal(expected[changed], found[changed])
 
 
-def test_mini_batches_that_are_not_counted_show(tmp_path: Path) -> None:
+def test_a_wrong_mini_batch_count_makes_a_difference(tmp_path: Path) -> None:
     case = Case(schedule="1f1b")
     data = case.batches()
     pipe = pipeline(case, seed=1)
@@ -486,5 +486,5 @@ def test_mini_batches_that_are_not_counted_show(tmp_path: Path) -> None:
     assert not equal(advance(other, data[BEFORE:])["weights"], expected["weights"])
 
 
-def test_a_part_that_does_nothing_keeps_nothing() -> None:
+def test_an_empty_update_part_has_no_state() -> None:
     assert UpdatePart().state() == PartState()

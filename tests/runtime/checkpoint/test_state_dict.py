@@ -1,4 +1,4 @@
-"""The state of a pipeline is the plain model's: its names, its tensors, tied ones tied; and it can be given back."""
+"""The state dict of a pipeline has the names and tensors of the plain model, including ties, and can be loaded."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ def pipeline(model: Any, *, schedule: str = "1f1b", stages: int | None = 2, **op
 
 
 def trained(name: str, schedule: str, *, stages: int = 2, steps: int = 5, **options: Any) -> weft.Pipeline:
-    """Not drained."""
+    """A pipeline after some steps, without a flush."""
     chunks = stages * (2 if schedule in ("interleaved", "wpipe") else 1)
     pipe = pipeline(build(name), schedule=schedule, stages=stages, balance=BALANCE[chunks], **options)
     for batch in batches(name, steps):
@@ -36,8 +36,8 @@ def trained(name: str, schedule: str, *, stages: int = 2, steps: int = 5, **opti
     return pipe
 
 
-def equal(left: State, right: State) -> bool:
-    return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
+def equal(found: State, expected: State) -> bool:
+    return list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in found)
 
 
 # Names
@@ -45,8 +45,8 @@ def equal(left: State, right: State) -> bool:
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "transformer"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_plain_model_loads_it(schedule: str, name: str) -> None:
-    """Strictly, with buffers and tied names, in the model's own order; and then it is the model that was trained."""
+def test_the_plain_model_loads_the_state(schedule: str, name: str) -> None:
+    """Strictly, with buffers and tied names, in the order of the model; it then evaluates like the pipeline."""
     pipe = trained(name, schedule)
     state = pipe.state_dict()
     model = build(name)
@@ -61,7 +61,7 @@ def test_the_plain_model_loads_it(schedule: str, name: str) -> None:
 
 
 def test_buffers_are_the_newest() -> None:
-    """Statistics have seen every micro-batch once, also those of a recompute."""
+    """Statistics have seen every micro-batch once, even with recompute."""
     for recompute in (False, True):
         state = trained("conv", "wpipe", steps=5, recompute=recompute).state_dict()
         assert state["1.num_batches_tracked"] == state["3.num_batches_tracked"] == 5 * 4
@@ -69,7 +69,7 @@ def test_buffers_are_the_newest() -> None:
 
 
 class Odd(nn.Module):
-    """A buffer that is not saved, and parameters that its forward does not use."""
+    """Has a buffer that is not saved, and parameters that its forward does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Odd(nn.Module):
         return torch.as_tensor(self.linear(x) * self.passing * self.lasting)
 
 
-def test_what_is_not_saved_and_what_is_not_used() -> None:
+def test_unsaved_buffers_and_unused_parameters() -> None:
     model = nn.Sequential(*(Odd() for _ in range(4)))
     pipe = pipeline(copy.deepcopy(model))
     for batch in batches("mlp", 2):
@@ -92,14 +92,14 @@ def test_what_is_not_saved_and_what_is_not_used() -> None:
     assert not any("passing" in name for name in state)
 
 
-def test_a_list_of_layers_has_names_by_number() -> None:
+def test_layers_of_a_list_are_named_by_number() -> None:
     layers = [nn.Linear(16, 16) for _ in range(3)]
     assert list(pipeline(layers).state_dict()) == [f"{n}.{what}" for n in range(3) for what in ("weight", "bias")]
     assert list(pipeline(nn.ModuleList(layers)).state_dict()) == list(nn.ModuleList(layers).state_dict())
 
 
 class Cut(nn.Module):
-    """Tensors outside of every layer, and one parameter under two names."""
+    """Has tensors that no layer uses, and one parameter with two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class Cut(nn.Module):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
-def test_a_model_that_was_cut_keeps_its_names(schedule: str) -> None:
-    """What no layer uses is there too, as it was given, and takes what it is given back."""
+def test_a_model_with_cuts_keeps_its_names(schedule: str) -> None:
+    """The state includes unchanged tensors that no layer uses, and loading changes them too."""
     model = Cut()
     before = copy.deepcopy(model.state_dict())
     pipe = pipeline(copy.deepcopy(model), schedule=schedule, example=torch.zeros(2, 16))
@@ -132,12 +132,12 @@ def test_a_model_that_was_cut_keeps_its_names(schedule: str) -> None:
     assert equal(pipe.state_dict(), other)
 
 
-# Draining
+# Flushing
 
 
 @pytest.mark.parametrize("schedule", ASYNCHRONOUS)
-def test_it_drains(schedule: str) -> None:
-    """A mini-batch that was fed is in the state, whoever flushed; and what is handed out does not change later."""
+def test_reading_the_state_flushes(schedule: str) -> None:
+    """All mini-batches are in the state, with or without an explicit flush; a returned state does not change later."""
     asked, flushed = trained("mlp", schedule, stages=4), trained("mlp", schedule, stages=4)
     flushed.flush()
     state = asked.state_dict()
@@ -151,7 +151,7 @@ def test_it_drains(schedule: str) -> None:
     assert not equal(asked.state_dict(), kept)
 
 
-def test_writing_to_a_state_changes_nothing() -> None:
+def test_writing_to_a_returned_state_changes_nothing() -> None:
     pipe = trained("transformer", "wpipe")
     state = pipe.state_dict()
     kept = copy.deepcopy(state)
@@ -165,9 +165,9 @@ def test_writing_to_a_state_changes_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["conv", "transformer"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_loading_goes_back(schedule: str, name: str) -> None:
-    """In a pipeline that is not drained, into all versions, copies of tied weights and replicas: training from
-    there is training from there in a new one, for an optimizer without a state of its own."""
+def test_loading_restores_the_weights(schedule: str, name: str) -> None:
+    """In a pipeline with mini-batches in flight, into all versions, copies of tied weights and replicas: with a
+    stateless optimizer, it then trains like a new pipeline that loads the same state."""
     options: dict[str, Any] = {"replicas": 2, "microbatches": 4} if name == "transformer" else {}
     pipe = trained(name, schedule, **options)
     state = pipe.state_dict()
@@ -179,9 +179,9 @@ def test_loading_goes_back(schedule: str, name: str) -> None:
     pipe.step(*batches(name, 1)[0])  # in flight
     pipe.load_state_dict(state)
     assert equal(pipe.state_dict(), state)
-    for trained_pipe in (pipe, new):
+    for trains in (pipe, new):
         for batch in batches(name, 4):
-            trained_pipe.step(*batch)
+            trains.step(*batch)
     assert equal(pipe.state_dict(), new.state_dict())
 
 
@@ -217,7 +217,7 @@ def test_a_plain_models_state_can_be_loaded() -> None:
     ids=["missing", "empty", "unknown", "shape"],
 )
 def test_a_state_that_does_not_fit(change: Any, message: str) -> None:
-    """Nothing is loaded of it, and the pipeline goes on."""
+    """Nothing of it is loaded, and the pipeline continues."""
     pipe = trained("mlp", "2bw")
     before = pipe.state_dict()
     state = {name: tensor + 1 for name, tensor in before.items()}
@@ -233,7 +233,7 @@ def test_a_state_that_does_not_fit(change: Any, message: str) -> None:
 
 
 def held(pipe: weft.Pipeline) -> list[tuple[int, ParameterSet]]:
-    """The sets of tied parameters, by the chunk that holds each."""
+    """The sets of tied parameters, each with the chunk that holds it."""
     return [
         (chunk, parameter_set)
         for (_, chunk), built in sorted(pipe._assembly.chunks.items())
@@ -245,8 +245,8 @@ def held(pipe: weft.Pipeline) -> list[tuple[int, ParameterSet]]:
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"replicas": 2}], ids=["", "clip", "replicas"])
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_tied_weights_are_one_in_all_chunks_at_all_times(schedule: str, stages: int, options: dict[str, Any]) -> None:
-    """Every version that two chunks both hold is equal to the bit, behind every step and not just after a flush."""
+def test_copies_of_tied_weights_are_always_equal(schedule: str, stages: int, options: dict[str, Any]) -> None:
+    """Every version that two chunks hold is bit-identical, after every step and not just after a flush."""
     if "clip_norm" in options and schedule == "pipedream":
         pytest.skip("has no norm over chunks of different delays")
     adam = {"optimizer": lambda params: torch.optim.Adam(params, lr=0.05)}
@@ -254,9 +254,8 @@ def test_tied_weights_are_one_in_all_chunks_at_all_times(schedule: str, stages: 
     holders = pipe.schedule.chunks - 1
     copies = [parameter_set for _, parameter_set in held(pipe)]
     assert [chunk for chunk, _ in held(pipe)] == [0, holders] * options.get("replicas", 1)
-    assert len({parameter_set.versions.live[0].data_ptr() for parameter_set in copies}) == len(
-        copies
-    )  # they are not the same memory
+    addresses = {parameter_set.versions.live[0].data_ptr() for parameter_set in copies}
+    assert len(addresses) == len(copies)  # they do not share memory
     shared = 0
     seen: dict[int, Tensor] = {}
     for t, batch in enumerate(batches("transformer", 6)):
@@ -278,7 +277,7 @@ def test_tied_weights_are_one_in_all_chunks_at_all_times(schedule: str, stages: 
 
 
 def test_one_parameter_in_three_chunks_and_twice_in_one() -> None:
-    """Its gradients of all places are added up, once each: to 1e-6 of plain training, chunk by chunk."""
+    """The gradients of all its uses are summed, each once: within 1e-6 of plain training, since sums are by chunk."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
@@ -298,7 +297,7 @@ def test_one_parameter_in_three_chunks_and_twice_in_one() -> None:
         torch.testing.assert_close(tensor, plain.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_layer_that_stands_in_two_chunks() -> None:
+def test_a_layer_in_two_chunks() -> None:
     """The module itself, not just its parameter."""
     model = build("mlp")
     model[6] = model[1]
@@ -335,7 +334,7 @@ def test_tied_and_frozen_weights_stay() -> None:
 
 
 def on_two_ranks(schedules: list[str]) -> list[tuple[State, State, State]]:
-    """After training, after loading something else, and after training on from there."""
+    """The states after training, after loading another state, and after training from there."""
     torch.set_num_threads(1)
     found = []
     for schedule in schedules:
@@ -357,5 +356,5 @@ def test_every_real_rank_has_the_whole_state(launch: Callable[..., list[Any]]) -
     schedules = ["1f1b", "wpipe"]
     virtual = on_two_ranks(schedules)
     for real in launch(on_two_ranks, schedules, ranks=2):
-        for state, expected in zip(real, virtual, strict=True):
-            assert all(map(equal, state, expected))
+        for states, expected in zip(real, virtual, strict=True):
+            assert all(map(equal, states, expected))
