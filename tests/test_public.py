@@ -1,9 +1,7 @@
 """The public face: names that users rely on, and imports that stay light."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import weft
 import weft.schedule
@@ -53,40 +51,3 @@ def test_what_needs_no_torch_imports_none() -> None:
     assert "torch" not in imported("check", "xpipe", *sizes)
     assert "torch" not in imported("train", "--print-config", "--set", "schedule.name=xpipe")
     assert "torch" not in imported("train", "--set", "train.lr=fast")
-
-
-LAYERS = (
-    "errors",
-    "environment",
-    "user_code",
-    "output",
-    "text",
-    "metrics",
-    "schedule",
-    "simulate",
-    "runtime",
-    "draw",
-    "train",
-    "arguments",
-    "cli",
-)  # each may import what stands before it
-TORCH = ("runtime", "train")  # that may import torch and what needs it
-
-
-def test_imports_point_one_way() -> None:
-    found = set()
-    for path in (Path(weft.__file__).parent).rglob("*.py"):
-        home = path.relative_to(Path(weft.__file__).parent).parts[0].removesuffix(".py")
-        if home not in LAYERS:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for name in names:
-                assert home in TORCH or name.split(".")[0] != "torch", path
-                assert home in TORCH or not name.startswith("weft.runtime"), path
-                if name.startswith("weft."):
-                    found.add((home, name.split(".")[1]))
-    assert {("simulate", "schedule"), ("draw", "schedule"), ("cli", "simulate"), ("runtime", "simulate")} <= found
-    for home, other in found:
-        assert LAYERS.index(other) <= LAYERS.index(home), f"{home} imports {other}"
