@@ -81,7 +81,7 @@ def test_all_layers_and_rooms_exist() -> None:
         (
             "runtime.engine.new",
             "from weft.runtime.comm.links import SendLink",
-            "weft.runtime.comm does not export links",
+            "weft.runtime.comm does not export module links",
         ),
         ("runtime.engine.new", "from weft.runtime.comm import links", "weft.runtime.comm does not export links"),
         ("runtime.engine.new", "from weft.runtime.comm import SendLink", "weft.runtime.comm does not export SendLink"),
