@@ -1,4 +1,4 @@
-"""What a model has to know of the data that it is trained on."""
+"""What a model has to know about its training data."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """The form of inputs and targets; what does not apply is 0.
+    """The form of inputs and targets; sizes that do not apply are 0.
 
     task    "language" (a target is the next token), "classification" (a class) or "regression" (numbers)
-    form    of an input: "tokens" (whole numbers, [context]), "pairs" (a dict of input_ids, token_type_ids and
+    form    "tokens" (whole numbers, [context]), "pairs" (a dict of input_ids, token_type_ids and
             attention_mask, each [context]), "images" ([channels, size, size]) or "values" ([features])
     """
 
@@ -18,7 +18,7 @@ class DataSpec:
     form: str
     vocabulary: int = 0
     context: int = 0
-    classes: int = 0  # of a classification; numbers a target, of a regression
+    classes: int = 0  # of a classification; of a regression, numbers of a target
     channels: int = 0
     size: int = 0
     features: int = 0

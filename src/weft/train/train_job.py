@@ -106,7 +106,8 @@ class JobRun:
 
     def _checkpoint_path(self, update: int) -> Path:
         """A new path, chosen by the first rank."""
-        return self.folder.checkpoints / self._all_gather(self.folder.next(update).name, "name a checkpoint")[0]
+        name: str = self._all_gather(self.folder.next(update).name, "name a checkpoint")[0]
+        return self.folder.checkpoints / name
 
     def _evaluate(self) -> dict[str, float]:
         metrics = self.pipe.evaluate(self.data.held_out(), metrics=self.net.metrics or {})
