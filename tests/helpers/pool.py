@@ -1,13 +1,14 @@
 """Ranks that stay up between tests: started once by `weft.launch`, then given one function after the other.
 
-A function finds the process group as a previous one has left it. What must not depend on that, and whatever tests how
-ranks start, fail and end, needs ranks of its own.
+Each function has a new default process group, as under `weft.launch`. Tests of how ranks start, fail and end need ranks
+of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import pickle
 import socket
@@ -19,12 +20,13 @@ from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from tests.helpers.rank_functions import DEADLINE
 from tests.helpers.scripts import PATIENCE, Scripts, Starter
 
 
 class Pool:
-    """Some ranks. After a failure they are of no more use: `kill` them."""
+    """Ranks that wait for functions. After a failure they are of no more use: `kill` them."""
 
     def __init__(self, folder: Path, starter: Starter, *, ranks: int) -> None:
         self._scripts = Scripts(folder, starter)
@@ -32,7 +34,7 @@ class Pool:
             address = os.path.join(short, "pool")  # the path of a socket may have 107 characters
             listener.bind(address)
             listener.listen(ranks)
-            self._script = self._scripts.start_launch(serve, address, ranks=ranks)
+            self._script = self._scripts.start_launch(serve, address, str(folder / "store"), ranks=ranks)
             try:
                 self._ranks = self._accept(listener, ranks)
             except BaseException:
@@ -88,20 +90,30 @@ class Pool:
         self._scripts.end()
 
 
-def serve(address: str) -> None:
+def serve(address: str, store_path: str) -> None:
     """What a rank of a pool runs."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    store = dist.FileStore(store_path, ranks)  # type: ignore[attr-defined]
     gc.freeze()  # so that collecting what a function leaves takes no time
     connection = Client(address, family="AF_UNIX")
-    connection.send(int(os.environ["RANK"]))
-    while True:
+    connection.send(rank)
+    for number in itertools.count():
         try:
             call = connection.recv_bytes()
         except EOFError:
             return
         try:
-            fn, args = pickle.loads(call)
-            answer = pickle.dumps((True, fn(*args)))
+            answer = pickle.dumps((True, _run(call, dist.PrefixStore(str(number), store))))  # type: ignore[attr-defined]
         except BaseException:
             answer = pickle.dumps((False, traceback.format_exc()))
         connection.send_bytes(answer)
-        gc.collect()
+
+
+def _run(call: bytes, store: Any) -> Any:
+    """With the process groups of the previous call gone: every group has threads, which take time even if idle."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    gc.collect()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    fn, args = pickle.loads(call)
+    return fn(*args)

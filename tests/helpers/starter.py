@@ -14,6 +14,7 @@ matter how ranks start. Nothing has been computed here before a fork, so no thre
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -44,6 +45,7 @@ def main() -> None:
             import_for_ranks()
         if order["kind"] == "weft":
             import_for_commands()
+        gc.freeze()  # else a forked process spends two seconds of its end on what was imported here
         if os.fork() == 0:
             watch(order)
             return
@@ -51,7 +53,7 @@ def main() -> None:
         try:
             os.wait()
         except ChildProcessError:
-            return
+            os._exit(0)
 
 
 @cache
@@ -132,6 +134,7 @@ def run_launch(order: Mapping[str, Any]) -> None:
     fork_ranks()
     fn, args, ranks = pickle.loads(Path("call").read_bytes())
     Path("result").write_bytes(pickle.dumps(weft.launch(fn, *args, ranks=ranks)))
+    os._exit(0)
 
 
 def fork_ranks() -> None:
