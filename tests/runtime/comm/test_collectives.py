@@ -13,7 +13,7 @@ from weft.errors import RunError, WeftError
 from weft.runtime.comm import Collectives
 
 Launch = Callable[..., list[Any]]
-SHORT = 0.5  # seconds, for what never comes
+SHORT = 0.5  # seconds, for calls that never complete
 
 
 def test_a_process_without_a_group_is_alone() -> None:
@@ -70,7 +70,7 @@ def refusals() -> list[str]:
         with pytest.raises(WeftError) as raised:
             collectives.together(lambda problem=problem: refuse(problem), purpose="test")  # type: ignore[misc]
         messages.append(str(raised.value))
-    assert collectives.together(lambda: collectives.rank, purpose="test") == collectives.rank  # all can go on
+    assert collectives.together(lambda: collectives.rank, purpose="test") == collectives.rank  # all ranks can continue
     collectives.close()
     return messages
 
@@ -80,7 +80,7 @@ def test_what_one_process_refuses_all_refuse_with_the_same_message(launch: Launc
 
 
 def late() -> str:
-    """Rank 1 never comes to the call."""
+    """Rank 1 never makes the call."""
     collectives = Collectives(deadline=2.0, option="schedule.deadline")
     given_up = dist.new_group([0, 1], backend="gloo")
     message = ""

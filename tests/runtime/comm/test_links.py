@@ -1,7 +1,7 @@
-"""Messages between processes: what is sent arrives, in order, in memory that is bounded and never written over.
+"""Messages between processes: they arrive in order, in bounded memory that is never overwritten while in use.
 
-Starting ranks costs seconds and a case milliseconds, so one launch of two ranks runs all cases. Each has a process
-group of its own, so that what one leaves behind can't reach the next.
+Starting ranks takes seconds and a case milliseconds, so one launch of two ranks runs all cases. Each case has its own
+process group, so that its leftovers can't reach the next.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from weft.runtime.comm.messages import Message
 from weft.runtime.comm.shared_memory import SharedReceiver, SharedSender
 from weft.runtime.tree import flatten, unflatten
 
-LONG = timedelta(seconds=30)  # for what has to come
-SHORT = timedelta(seconds=0.2)  # for what never comes
+LONG = timedelta(seconds=30)  # for messages that must arrive
+SHORT = timedelta(seconds=0.2)  # for messages that never arrive
 TEXT = "rank 0, chunk 3, micro-batch 7 (3F7): ValueError: größer als erlaubt"
 DTYPES = [
     torch.float32,
@@ -60,11 +60,11 @@ class End:
     incoming: ReceiveLink | None
 
     def meet(self) -> None:
-        """Both ends have come this far."""
+        """Wait until both ends are here."""
         dist.barrier(group=self.control)
 
     def pass_on(self, messages: Iterator[Message]) -> Iterator[tuple[Message, Message]]:
-        """Send all messages; at the other end, what came beside what was to come, for one at a time."""
+        """Send all messages; at the other end, yield each message received with the one expected."""
         for message in messages:
             if self.outgoing is not None:
                 self.outgoing.send(message)
@@ -73,7 +73,7 @@ class End:
                 yield self.incoming.receive(LONG), message
 
     def check(self, messages: Iterator[Message]) -> int:
-        """Pass on messages that all have to be equal, bit by bit; how many came."""
+        """Pass on messages, which must arrive bit-identical; return how many arrived."""
         count = 0
         for came, message in self.pass_on(messages):
             same(came, message)
@@ -95,7 +95,7 @@ def same(came: Message, message: Message) -> None:
 
 
 def filled(index: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers that no other message has."""
+    """Values that no other message has."""
     return (torch.arange(math.prod(shape)) + 1000 * index).reshape(shape).to(dtype)
 
 
@@ -103,11 +103,11 @@ def of(index: int, *values: Any, **options: Any) -> Message:
     return Message.pack((0, 1, index), values, **options)
 
 
-# What the two ends do; every case is called on both ranks
+# Cases; each is called on both ranks
 
 
 def trees(end: End) -> int:
-    """Any tree, any dtype, empty tensors and scalars, non-contiguous ones, losses and wishes for gradients."""
+    """Any tree and dtype, empty, scalar and non-contiguous tensors, losses and requests for gradients."""
     made = torch.Generator().manual_seed(1)
     every = [torch.randint(0, 100, (3, 5), generator=made).to(dtype) for dtype in DTYPES]
     values: list[Any] = [
@@ -135,7 +135,7 @@ def trees(end: End) -> int:
 
 
 def plain_values(end: End) -> int:
-    """Values that Python calls equal are not the same: 1, True and 1.0 in one place, 0.0 and -0.0."""
+    """Values that compare equal in Python keep their type: 1, True and 1.0 in one place, 0.0 and -0.0."""
     values = [1, True, 1.0, False, 0, 0.0, -0.0, "1"]
     count = 0
     for came, message in end.pass_on(of(index, value, torch.ones(1)) for index, value in enumerate(values)):
@@ -146,7 +146,7 @@ def plain_values(end: End) -> int:
 
 
 def sizes(end: End) -> int:
-    """Sizes that grow, shrink, alternate, and jump about; below, at and beyond what the receives are posted for."""
+    """Sizes that grow, shrink, alternate and jump; below, at and above the size of the posted receives."""
     edge = (FIRST_CAPACITY - 3 * ALIGNMENT) // 4
     made = np.random.default_rng(2)
     several = [
@@ -161,10 +161,10 @@ def sizes(end: End) -> int:
 
 
 def all_larger(end: End) -> int:
-    """Every receive is posted and too small when the messages come: each is announced, and arrives in its turn."""
+    """Every posted receive is too small for its message: each is announced, and arrives in order."""
     messages = [of(index, filled(index, 3000 * (4 - index))) for index in range(4)]
     if end.outgoing is not None:
-        for message in messages:  # as many as can be under way
+        for message in messages:  # as many as can be in flight
             end.outgoing.send(message)
         end.meet()
         return 0
@@ -176,7 +176,7 @@ def all_larger(end: End) -> int:
 
 
 def many_descriptions(end: End) -> int:
-    """More shapes than are remembered, and then the first ones again, which were forgotten meanwhile."""
+    """More shapes than are cached, and then the first ones again, which were evicted in between."""
     shapes = 2 * MAX_DESCRIPTIONS + 90
     rounds = [*range(shapes), *range(5), *range(shapes - 5, shapes), *range(MAX_DESCRIPTIONS + 10), *range(5)]
     return end.check(of(index, filled(index, size % 7, size)) for index, size in enumerate(rounds))
@@ -191,7 +191,7 @@ def long_descriptions(end: End) -> int:
 
 
 def bounded(end: End) -> list[list[int]]:
-    """Bytes of buffers after each of 1,000 messages, of two sizes in turn."""
+    """Bytes of buffers after each of 1,000 messages that alternate between two sizes."""
     nbytes, addresses = [], set()
     sizes = [100, 20_000]
     for index in range(1000):
@@ -210,11 +210,11 @@ def bounded(end: End) -> list[list[int]]:
 
 
 def held(end: End) -> list[int]:
-    """Whatever still holds an activation (itself, a view, an array, autograd) keeps it as it is; then it is used again.
+    """An activation is unchanged while anything holds it (itself, a view, an array, autograd); then it is reused.
 
-    Bytes of buffers with nothing held, with much held, and after it was let go.
+    Returns the bytes of buffers with nothing held, with much held, and after the release.
     """
-    kept: list[tuple[Callable[[], Tensor], Tensor]] = []  # what holds on to an activation, and what it has to give
+    kept: list[tuple[Callable[[], Tensor], Tensor]] = []  # how to read a held activation, and its expected value
     nbytes = []
 
     def step(index: int) -> Tensor:
@@ -259,7 +259,7 @@ def _gradient(of: Tensor, at: Tensor) -> Tensor:
 
 
 def both_ways(end: End) -> int:
-    """A link each way over one group, as between two stages: they do not mix."""
+    """A link in each direction over one group, as between two stages: they do not mix."""
     other = 1 - dist.get_rank()
     dist.barrier(group=end.control)
     group = dist.new_group(backend="gloo", timeout=LONG)
@@ -273,7 +273,7 @@ def both_ways(end: End) -> int:
 
 
 def aborted(end: End) -> str:
-    """The reason of a failure arrives behind what was sent before it."""
+    """The reason of a failure arrives after the messages sent before it."""
     if end.outgoing is not None:
         end.outgoing.send(of(0, torch.ones(1)))
         end.outgoing.abort(TEXT).wait(LONG)
@@ -286,11 +286,11 @@ def aborted(end: End) -> str:
     except PeerError as problem:
         end.meet()
         return str(problem)
-    raise AssertionError("a message came")
+    raise AssertionError("a message arrived")
 
 
 def aborted_at_length(end: End) -> str:
-    """A reason that is too long for any receive is cut, though in the middle of a letter."""
+    """A reason that is too long for any receive is truncated, even inside a character."""
     if end.outgoing is not None:
         end.outgoing.abort("x" + "ü" * FIRST_CAPACITY).wait(LONG)
         end.meet()
@@ -301,11 +301,11 @@ def aborted_at_length(end: End) -> str:
     except PeerError as problem:
         end.meet()
         return str(problem)
-    raise AssertionError("a message came")
+    raise AssertionError("a message arrived")
 
 
 def aborted_unheard(end: End) -> str:
-    """A neighbour that does not read holds up nobody for longer than it is given."""
+    """A neighbour that does not read delays nobody beyond the deadline."""
     said = ""
     if end.outgoing is not None:
         end.outgoing.send(of(0, torch.ones(1)))  # takes the only receive
@@ -369,13 +369,13 @@ CASES += [(f"{case.__name__} shared", case, 3, True) for case in SHARING]
 
 
 def run_cases() -> dict[str, tuple[str, Any]]:
-    """What each case came to on this rank: a traceback, or nothing and a result."""
+    """The outcome of each case on this rank: a traceback, or an empty string and a result."""
     torch.set_num_threads(1)
     found: dict[str, tuple[str, Any]] = {}
     sender = torch.tensor(os.getpid())
     dist.broadcast(sender, 0)
     for name, case, slots, shares in CASES:
-        dist.barrier()  # if one end failed, the other comes when it has waited long enough
+        dist.barrier()  # if one end failed, the other arrives after its timeout
         group, control = (dist.new_group(backend="gloo", timeout=LONG) for _ in range(2))
         timeout = SHORT if case is nobody_reads else LONG
         sends = dist.get_rank() == 0
@@ -391,7 +391,7 @@ def run_cases() -> dict[str, tuple[str, Any]]:
             found[name] = "", case(end)
         except Exception:
             found[name] = traceback.format_exc(), None
-    dist.barrier()  # whoever ends takes its last messages along
+    dist.barrier()  # a process that ends drops its last messages
     return found
 
 
@@ -406,10 +406,10 @@ def exchanged(launch: Callable[..., list[Any]]) -> Exchanged:
 
 
 def results(exchanged: Exchanged, name: str) -> list[Any]:
-    """What both ends have to say of a case."""
+    """The results of a case at both ends."""
     for rank, found in enumerate(exchanged):
         failed = [f"{case}: {error}" for case, (error, _) in found.items() if error]
-        assert name in found, f"rank {rank} did not come to it: {failed}"
+        assert name in found, f"rank {rank} did not reach it: {failed}"
         assert not found[name][0], f"rank {rank}: {found[name][0]}"
     return [found[name][1] for found in exchanged]
 
@@ -431,11 +431,11 @@ def results(exchanged: Exchanged, name: str) -> list[Any]:
         ("many_descriptions shared", 883),
     ],
 )
-def test_what_is_sent_arrives_in_order(exchanged: Exchanged, name: str, count: int) -> None:
+def test_messages_arrive_in_order(exchanged: Exchanged, name: str, count: int) -> None:
     assert results(exchanged, name) == [0, count]
 
 
-def test_equal_plain_values_of_other_types_are_told_apart(exchanged: Exchanged) -> None:
+def test_equal_plain_values_keep_their_types(exchanged: Exchanged) -> None:
     assert results(exchanged, "plain_values 3") == [0, 8]
 
 
@@ -444,33 +444,33 @@ def test_links_of_both_directions_do_not_mix(exchanged: Exchanged) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_buffers_are_bounded_and_used_again(exchanged: Exchanged, slots: int) -> None:
-    """The receiver has one buffer for each posted receive and one in use, the sender one for each send under way and
-    one that is filled. While messages grow, each may have a second one, which stays: not one more after 1,000."""
+def test_buffers_are_bounded_and_reused(exchanged: Exchanged, slots: int) -> None:
+    """The receiver has one buffer per posted receive and one in use, the sender one per send in flight and one that is
+    being filled. While messages grow, each may get a second one, which stays: there are no more after 1,000."""
     (sending, _), (receiving, addresses) = results(exchanged, f"bounded {slots}")
     largest = aligned(20_000 * 4) + 4 * ALIGNMENT
     assert len(set(receiving[100:])) == 1
     assert max(receiving) <= 2 * (slots + 1) * largest
     assert max(sending) <= 2 * (slots + 2) * largest
-    assert len(addresses) <= 3 * (slots + 1)  # the data stands further back where a description came along
+    assert len(addresses) <= 3 * (slots + 1)  # a description moves the data further back
 
 
-def test_shared_memory_is_bounded_and_used_again(exchanged: Exchanged) -> None:
-    """A piece for each message under way, one that is read, and one that was read and is not given back yet."""
+def test_shared_memory_is_bounded_and_reused(exchanged: Exchanged) -> None:
+    """A piece for each message in flight, one being read, and one that was read and is not released yet."""
     (sending, _), (receiving, addresses) = results(exchanged, "bounded shared")
-    assert 2 <= len(addresses) < 20  # small messages are not in it
+    assert 2 <= len(addresses) < 20  # small messages do not use it
     assert max(sending) <= 8 * (aligned(20_000 * 4) + FIRST_CAPACITY)
     assert max(receiving) <= 8 * FIRST_CAPACITY
 
 
-def test_what_is_held_in_shared_memory_is_never_written_over(exchanged: Exchanged) -> None:
-    """Both ends compare what they hold; the receiver's own buffers have only headers, however much is held."""
+def test_held_shared_memory_is_never_overwritten(exchanged: Exchanged) -> None:
+    """Both ends check what they hold; the receiver's own buffers contain only headers, however much is held."""
     _, (nothing, much, again) = results(exchanged, "held shared")
     assert nothing == much == again
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_what_is_held_is_never_written_over(exchanged: Exchanged, slots: int) -> None:
+def test_held_buffers_are_never_overwritten(exchanged: Exchanged, slots: int) -> None:
     _, (nothing, much, again) = results(exchanged, f"held {slots}")
     assert much >= nothing + 30 * 50 * 40 * 4  # four of five were held
     assert again <= much
@@ -487,22 +487,22 @@ def test_the_reason_of_a_failure_reaches_the_other_end(exchanged: Exchanged) -> 
     ("name", "end"), [("nothing_comes 3", 1), ("aborted_unheard 1", 0)], ids=["receiving", "aborting"]
 )
 def test_a_wait_ends_at_its_deadline(exchanged: Exchanged, name: str, end: int) -> None:
-    """The transport knows a deadline by these words."""
+    """The transport recognizes a timeout by these words."""
     assert "timed out" in results(exchanged, name)[end].lower()
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_full_link_holds_its_sender_up(exchanged: Exchanged, slots: int) -> None:
-    """As many as are received unread, and as many again and one that are under way."""
+def test_a_full_link_blocks_its_sender(exchanged: Exchanged, slots: int) -> None:
+    """After `slots` messages that are received but unread, and `slots` + 1 in flight."""
     (sent, text), _ = results(exchanged, f"nobody_reads {slots}")
     assert sent == 2 * slots + 1
     assert "timed out" in text.lower()
 
 
-# Buffers on their own
+# Buffers alone
 
 
-def test_a_buffer_is_used_again_when_nothing_holds_it() -> None:
+def test_a_buffer_is_reused_when_nothing_holds_it() -> None:
     pool = Pool()
     first = pool.acquire(1000)
     address = first.data_ptr()
@@ -523,12 +523,12 @@ def test_a_buffer_is_used_again_when_nothing_holds_it() -> None:
         lambda flat: flat.numpy(),
         lambda flat: memoryview(flat.numpy()),
         lambda flat: flat.untyped_storage(),
-        lambda flat: flat[:64].view(torch.float32).requires_grad_().square(),  # held by its graph alone
+        lambda flat: flat[:64].view(torch.float32).requires_grad_().square(),  # held only by its graph
         lambda flat: [flat.expand(3, -1)],
     ],
     ids=["itself", "slice", "view", "detached", "array", "memory", "storage", "graph", "tree"],
 )
-def test_a_buffer_is_not_given_away_while_anything_holds_it(hold: Callable[[Tensor], Any]) -> None:
+def test_a_buffer_is_not_reused_while_anything_holds_it(hold: Callable[[Tensor], Any]) -> None:
     pool = Pool()
     flat = pool.acquire(128)
     flat.zero_()
@@ -546,7 +546,7 @@ def test_a_buffer_is_not_given_away_while_anything_holds_it(hold: Callable[[Tens
 
 
 def test_buffers_are_aligned_whatever_their_size() -> None:
-    """As torch's own memory is: kernels may choose another order of additions where it is not."""
+    """Like torch's own memory: kernels may sum in another order on unaligned memory."""
     pool = Pool()
     taken = [pool.acquire(size) for size in range(1, 300, 7)]
     assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in taken)
@@ -555,7 +555,7 @@ def test_buffers_are_aligned_whatever_their_size() -> None:
 
 
 def test_the_smallest_buffer_that_fits_is_taken() -> None:
-    """Else a header could take what a large message needs in the next moment."""
+    """Otherwise a header could take the buffer that a large message needs next."""
     pool = Pool()
     several = {size: pool.acquire(size) for size in (640, 64, 6400)}
     addresses = {size: tensor.data_ptr() for size, tensor in several.items()}
@@ -563,8 +563,8 @@ def test_the_smallest_buffer_that_fits_is_taken() -> None:
     assert [pool.acquire(size).data_ptr() for size in (64, 100, 1000)] == [addresses[size] for size in (64, 640, 6400)]
 
 
-def test_buffers_that_are_too_small_make_way() -> None:
-    """Messages that grow again and again leave no trail of smaller buffers."""
+def test_buffers_that_are_too_small_are_freed() -> None:
+    """Growing messages leave no smaller buffers behind."""
     pool = Pool()
     for size in range(64, 64 * 500, 64):
         pool.acquire(size)
@@ -572,7 +572,7 @@ def test_buffers_that_are_too_small_make_way() -> None:
     assert pool.free_bytes == pool.nbytes
 
 
-def test_sizes_that_take_turns_end_up_in_the_same_buffers() -> None:
+def test_alternating_sizes_share_the_same_buffers() -> None:
     pool = Pool()
     for turn in range(100):
         keep = [pool.acquire(100 + 1000 * ((turn + place) % 3)) for place in range(3)]

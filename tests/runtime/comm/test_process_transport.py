@@ -1,7 +1,7 @@
-"""Real ranks do what virtual ones do, to the bit, and nothing grows while they do it.
+"""Real ranks are bit-identical to virtual ones, and their memory does not grow.
 
-Everything that the runtime offers, in one launch of two ranks and one of four; the same run on virtual ranks in this
-process is what it has to equal. Results travel as digests: equal digests are equal bits.
+All features of the runtime, in one launch of two ranks and one of four, compared with the same run on virtual ranks in
+this process. Results travel as digests: equal digests mean equal bits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is trained, and how."""
+    """A model, and how it is trained."""
 
     schedule: str
     model: str = "tied"
@@ -82,7 +82,7 @@ class Attention(nn.Module):
 
 
 class Fork(nn.Module):
-    """Hands on a tree: a tensor, numbers without gradient, and a skip connection."""
+    """Returns a tree: a tensor, numbers without gradient, and a skip connection."""
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         return {"x": x, "skip": (x, x.argmax(-1)), "scale": 2, "mask": x > 0}
@@ -166,7 +166,7 @@ def batches(model: str, count: int, rows: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def build(case: Case, *, ranks: int | None) -> weft.Pipeline:
-    """On the process group's ranks, or on so many virtual ones."""
+    """On the ranks of the process group, or on this number of virtual ranks."""
     torch.manual_seed(1)
     replicas = case.options.get("replicas", 1)
     return weft.Pipeline(
@@ -188,19 +188,23 @@ def digest(tensor: Tensor) -> str:
     )
 
 
-# What a rank does
+# Functions of a rank
 
 
 def train(case: Case, *, ranks: int | None = None) -> dict[str, Any]:
-    """A run with all that there is: steps, an evaluation in the middle, a state that is loaded again, a flush."""
+    """A run with all features: steps, an evaluation in the middle, a state that is reloaded, a flush."""
     pipe = build(case, ranks=ranks)
     results = []
     rows = ROWS * pipe.replicas
     data = batches(case.model, STEPS, rows)
-    loader = [*batches(case.model, 2, rows), *batches(case.model, 1, 7), *batches(case.model, 1, 3)]  # some are empty
+    loader = [
+        *batches(case.model, 2, rows),
+        *batches(case.model, 1, 7),
+        *batches(case.model, 1, 3),
+    ]  # some micro-batches are empty
     evaluated = []
     for t, (inputs, targets) in enumerate(data):
-        if t == case.nan_at:  # the mean over no words, or over a row that is not a number
+        if t == case.nan_at:  # the mean over no words, or over a row of NaN
             targets = torch.full_like(targets, float("nan") if targets.is_floating_point() else -100)
         results.append(pipe.step(inputs, targets))
         if t == STEPS // 2:
@@ -221,7 +225,7 @@ def train(case: Case, *, ranks: int | None = None) -> dict[str, Any]:
     pipe.close()
     return {
         "state": {name: digest(tensor) for name, tensor in state.items()},
-        "results": [repr(result) for result in results],  # as text, for nan is not even equal to itself
+        "results": [repr(result) for result in results],  # as text: NaN is not equal to itself
         "evaluated": evaluated,
         "left": remains,
         "counts": counts,
@@ -232,22 +236,22 @@ def train(case: Case, *, ranks: int | None = None) -> dict[str, Any]:
 
 
 def left(pipe: weft.Pipeline) -> dict[str, int]:
-    """What a drained pipeline still has to do: nothing. Of all that is kept by mini-batch or micro-batch."""
+    """The sizes of all queues by mini-batch or micro-batch: 0 after a flush."""
     found: dict[str, int] = {}
     for worker in pipe._driver.workers:
-        rooms: dict[str, Any] = {
+        queues: dict[str, Any] = {
             "inbox": worker.inbox,
             "inputs": worker.inputs,
             "targets": worker.targets,
             "losses": worker._losses,
             "updated": worker._updated,
             "pending": [update for parameters in worker._sets for update in parameters.pending],
-            "flights": [index for chunk in worker.chunks.values() for index in chunk.in_flight],
+            "in flight": [index for chunk in worker.chunks.values() for index in chunk.in_flight],
             "sums": worker._gradient_sync.sums._parts,
             "futures": worker._gradient_sync.sums._futures,
         }
-        for name, room in rooms.items():
-            found[name] = found.get(name, 0) + len(room)
+        for name, queue in queues.items():
+            found[name] = found.get(name, 0) + len(queue)
         grads = sum(parameter_set.gradient_bytes for chunk in worker.chunks.values() for parameter_set in chunk.sets)
         found["gradients"] = found.get("gradients", 0) + grads
         found["activations"] = found.get("activations", 0) + worker.meter.held["activations"]
@@ -255,7 +259,7 @@ def left(pipe: weft.Pipeline) -> dict[str, int]:
 
 
 def long_run(schedule: str, **options: Any) -> list[dict[str, int]]:
-    """200 tiny mini-batches of two sizes; what is held after 100 and after 200 of them, and after a flush."""
+    """Sizes after 100 and after 200 tiny mini-batches that alternate between two sizes, and after a flush."""
     pipe = build(Case(schedule=schedule, model="normed", microbatches=2, options=options), ranks=None)
     data = [batches("normed", 1, rows)[0] for rows in (4, 8)]
     noted = []
@@ -296,7 +300,7 @@ LONG_RUNS: list[tuple[str, dict[str, Any]]] = [
 
 
 def run_all(cases: list[Case]) -> dict[str, Any]:
-    """All of this file, on one rank."""
+    """All cases of this file, on one rank."""
     torch.set_num_threads(1)
     open_before = descriptors_and_threads()
     ran = [train(case) for case in cases]
@@ -315,14 +319,14 @@ def descriptors_and_threads() -> list[int]:
 
 
 def cases_for(ranks: int) -> list[Case]:
-    """All of them on two ranks; on four, the schedules, whose links form a longer chain or ring, and a few more."""
+    """All cases on two ranks; on four, all schedules, whose links form a longer chain or ring, and a few more."""
     few = [case for case in CASES[7:] if str(case) in FEW]
     return CASES if ranks == 2 else [*CASES[:7], *few]
 
 
 @pytest.fixture(scope="module")
 def launched(launch: Callable[..., list[Any]]) -> Callable[[int], list[dict[str, Any]]]:
-    """What so many real ranks had to say; a launch that fails is not tried again."""
+    """The results of a number of real ranks; a failed launch is not repeated."""
 
     @cache
     def run(ranks: int) -> list[dict[str, Any]]:
@@ -341,26 +345,28 @@ def virtual(number: int, ranks: int) -> dict[str, Any]:
     ("ranks", "case"), [pytest.param(p, case, id=f"{p}-ranks-{case}") for p in (2, 4) for case in cases_for(p)]
 )
 def test_real_ranks_equal_virtual_ones(launched: Callable[[int], list[dict[str, Any]]], ranks: int, case: Case) -> None:
-    """On every rank: weights, statistics, losses, norms, the evaluation, and how many messages it took."""
+    """On every rank: weights, statistics, losses, norms, evaluations, and the number of messages."""
     expected = virtual(CASES.index(case), ranks)
     for rank, rank_result in enumerate(launched(ranks)):
         ran = rank_result["ran"][cases_for(ranks).index(case)]
-        assert all(ran["state"][name] == copy for name, copy in ran["copies"])  # tied ones are equal, wherever they are
-        if case.model == "thrice":  # processes add the parts of three chunks in another order
+        assert all(ran["state"][name] == copy for name, copy in ran["copies"])  # copies of tied weights are equal
+        if case.model == "thrice":  # processes sum the parts of three chunks in another order
             assert ran["state"] == launched(ranks)[0]["ran"][cases_for(ranks).index(case)]["state"]
             assert ran["sums"] == pytest.approx(expected["sums"], rel=1e-6)
             continue
         assert ran["state"] == expected["state"]
         assert ran["results"][-1] == expected["results"][-1]
-        assert rank or ran["results"] == expected["results"]  # of each step, where virtual ranks tell them too
-        assert ran["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-12)  # replicas add in another order
+        assert (
+            rank or ran["results"] == expected["results"]
+        )  # of each step, on the rank where virtual ranks report them too
+        assert ran["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-12)  # replicas sum in another order
         assert ran["counts"] == expected["counts"]
         assert ran["done"] == [STEPS - 1, int(case.nan_at >= 0), "clip_norm" in case.options]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_nothing_is_left_after_a_flush(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
-    """No message, gradient, activation or sum waits for anything; on virtual ranks neither."""
+    """No message, gradient, activation or sum is pending, on real or virtual ranks."""
     for rank_result in launched(ranks):
         for ran in rank_result["ran"]:
             assert set(ran["left"].values()) == {0}, ran["left"]
@@ -372,8 +378,8 @@ def test_nothing_is_left_after_a_flush(launched: Callable[[int], list[dict[str, 
 
 @pytest.mark.parametrize("run", range(len(LONG_RUNS)), ids=[name for name, _ in LONG_RUNS])
 def test_nothing_grows_in_a_long_run(launched: Callable[[int], list[dict[str, Any]]], run: int) -> None:
-    """After 200 mini-batches, all is as large as after 100: buffers, queues, meters, versions, and the number of
-    Python's objects. A sender's buffers are as many as were under way at once, which may have its peak late."""
+    """After 200 mini-batches, everything is as large as after 100: buffers, queues, meters, versions, and the number of
+    Python objects. A sender has as many buffers as messages were in flight at once, which may peak late."""
     for rank_result in launched(2):
         before, after, _ = rank_result["long"][run]
         for name in before:
@@ -381,18 +387,16 @@ def test_nothing_grows_in_a_long_run(launched: Callable[[int], list[dict[str, An
                 assert after[name] <= 2 * before[name]
             elif name == "objects":
                 assert after[name] <= before[name] + 500
-            elif name in ("inbox", "pending", "sums", "futures"):  # what has come already differs from run to run
+            elif name in ("inbox", "pending", "sums", "futures"):  # arrivals differ from run to run
                 assert after[name] <= before[name] + 16
             else:
                 assert after[name] == before[name], name
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_pipelines_that_are_closed_leave_nothing_open(
-    launched: Callable[[int], list[dict[str, Any]]], ranks: int
-) -> None:
-    """A process may build one pipeline after the other: connections and threads of all of them are gone. A few
-    are torch's own, from its first use on."""
+def test_closed_pipelines_leave_nothing_open(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
+    """A process may build one pipeline after another: closing ends their connections and threads. A few belong to
+    torch, from its first use."""
     for rank_result in launched(ranks):
         before, after = rank_result["open"]
         assert all(now <= then + 8 for now, then in zip(after, before, strict=True)), rank_result["open"]
@@ -425,7 +429,7 @@ def run_script() -> list[dict[str, Any]]:
 
 
 def test_the_same_under_torchrun(scripts: Scripts) -> None:
-    """One script, two ways to start it: each rank of torchrun's comes to what virtual ranks come to."""
+    """One script, two ways to start it: each rank under torchrun equals virtual ranks."""
     script = scripts.start(SCRIPT, under=TORCHRUN, environment={"PYTHONPATH": ROOT})
     assert script.wait() == 0, (scripts.folder / "err").read_text()
     eventually(lambda: not scripts.alive())

@@ -1,4 +1,4 @@
-"""Memory that two ranks share, seen from one process that is both of them; and who may share."""
+"""Memory shared by two ranks, with both ends in one process; and which processes may share memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_piece_is_read_where_it_was_written() -> None:
     assert came[0] == 77
 
 
-def test_a_piece_is_taken_again_when_its_last_view_is_gone_and_not_before() -> None:
+def test_a_piece_is_reused_only_after_its_last_view_is_gone() -> None:
     sender, receiver = SharedSender(), SharedReceiver(os.getpid())
     first = sender.acquire(5000)
     assert first is not None
@@ -43,7 +43,7 @@ def test_a_piece_is_taken_again_when_its_last_view_is_gone_and_not_before() -> N
     second = sender.acquire(5000)
     assert second is not first
     del view
-    assert sender.acquire(5000) not in (first, second)  # nobody has given it back yet
+    assert sender.acquire(5000) not in (first, second)  # not released yet
     receiver.release()
     assert first.state == FREE
     assert sender.acquire(5000) is first
@@ -101,19 +101,19 @@ def test_descriptors_close_with_their_sender() -> None:
         os.fstat(number)
 
 
-# Who may share
+# Permission to share
 
 
 def test_a_probe_is_readable_with_permission_on_the_same_host() -> None:
     with shared_memory.memory_probe() as probe:
         assert probe.is_readable()
-        assert not dataclasses.replace(probe, token="00" * 16).is_readable()  # another process has that number
+        assert not dataclasses.replace(probe, token="00" * 16).is_readable()  # another process has that id
         assert not dataclasses.replace(probe, host="elsewhere").is_readable()
         assert not dataclasses.replace(probe, pid=2**22 + 1).is_readable()
     assert not probe.is_readable()
 
 
-def test_an_environment_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_forbids_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
     with shared_memory.memory_probe() as probe:
         monkeypatch.setenv(shared_memory.SHARED_MEMORY_SWITCH, "0")
         assert not probe.is_readable()
@@ -123,11 +123,11 @@ def test_an_environment_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not nothing.is_readable()
 
 
-# On real ranks
+# Real ranks
 
 
 def trained() -> list[tuple[bool, list[list[float]]]]:
-    """With memory that is shared and without: whether it was, and the weights after some updates."""
+    """With and without shared memory: whether it was used, and the weights after some updates."""
     found = []
     for switch in ("1", "0"):
         os.environ[shared_memory.SHARED_MEMORY_SWITCH] = switch

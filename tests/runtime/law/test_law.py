@@ -1,9 +1,9 @@
-"""The law: after every method's run all weights, buffers and losses are the oracle's, to the bit.
+"""The law: after a run of any method, all weights, buffers and losses are bit-identical to the oracle.
 
-Virtual ranks here, real ones in `test_law_real_ranks.py`. To the bit, because the engine adds in the oracle's order;
-where it can't (a norm over chunks, a mean over replicas), to 1e-6 of the largest weight.
+Virtual ranks here, real ones in `test_law_real_ranks.py`. The results are bit-identical because the engine sums in the
+order of the oracle; where it can't (a norm over chunks, a mean over replicas), to 1e-6 of the largest weight.
 
-`make test` takes the rows of a table in which every two values meet, `make test-all` the others too.
+`make test` runs a pairwise cover of the table, `make test-all` also the other rows.
 """
 
 from collections.abc import Hashable
@@ -42,7 +42,7 @@ VARIANTS: list[dict[str, Any]] = [
     *({"method": method, "stages": 3, "microbatches": 3} for method in SYNCHRONOUS + ASYNCHRONOUS),  # 1/3 is rounded
     {"method": "2bw", "stages": 2, "microbatches": 4, "options": (("warmup", 2),)},
     {"method": "wpipe", "stages": 2, "microbatches": 4, "options": (("warmup", 2),)},
-    {"method": "2bw", "stages": 2, "microbatches": 2, "options": (("warmup", 2),)},  # the fewest
+    {"method": "2bw", "stages": 2, "microbatches": 2, "options": (("warmup", 2),)},  # the minimum
     {"method": "wpipe", "stages": 2, "microbatches": 2, "options": (("warmup", 2),)},
     {"method": "interleaved", "stages": 2, "microbatches": 4, "options": (("chunks", 4),)},
     {"method": "interleaved", "stages": 4, "microbatches": 4, "options": (("chunks", 1),)},
@@ -76,7 +76,7 @@ def test_the_rest_of_the_table(case: Case) -> None:
     check(case)
 
 
-def test_optimizers_take_their_turns_with_everything() -> None:
+def test_every_optimizer_runs_with_all_methods_models_and_sizes() -> None:
     methods, models = len(SYNCHRONOUS + ASYNCHRONOUS), len(MODELS)
     assert len({replace(case, optimizer="") for case in TABLE}) == methods * len(SIZES) * models * 2 == len(TABLE)
     met = {(case.optimizer, case.method, case.model, case.recompute) for case in TABLE}
@@ -86,7 +86,7 @@ def test_optimizers_take_their_turns_with_everything() -> None:
     )
 
 
-def test_every_two_values_meet() -> None:
+def test_the_cover_has_every_pair_of_values() -> None:
     factors = [SYNCHRONOUS + ASYNCHRONOUS, [(*size, ()) for size in SIZES], list(MODELS), TURNS, [False, True]]
     for (i, left), (j, right) in combinations(enumerate(factors), 2):
         met = {(values(case)[i], values(case)[j]) for case in PAIRS}

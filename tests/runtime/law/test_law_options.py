@@ -1,5 +1,5 @@
-"""What the law's equality is worth, and the law beside the table: flushes, short runs, optimizers with kernels of their
-own, learning rates, norms, replicas. On virtual ranks, as in `test_law.py`.
+"""Controls of the law, and cases beyond the table: flushes, short runs, optimizers with foreach and fused kernels,
+learning rates, norms, replicas. On virtual ranks, as in `test_law.py`.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ from torch import nn
 
 import weft
 
-# what the equality is worth: neighbours of the law that it tells apart
+# Controls: variants of the law that give other results
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -39,7 +39,7 @@ def test_methods_differ_exactly_where_the_law_says_so(model: str, p: int, m: int
     ran = {name: train(Case(method=name, stages=p, microbatches=m, model=model)) for name in SYNCHRONOUS + ASYNCHRONOUS}
     for left, right in combinations(ran, 2):
         if {left, right} <= set(SYNCHRONOUS):
-            # a tied parameter's gradient is added chunk by chunk, and interleaved has other chunks
+            # the gradient of a tied parameter is summed by chunk, and interleaved has other chunks
             assert distance(ran[left], ran[right]) <= (1e-6 if model == "transformer" else 0)
         else:
             assert distance(ran[left], ran[right]) > 1e-3, f"{left} and {right}"
@@ -49,7 +49,7 @@ def test_methods_differ_exactly_where_the_law_says_so(model: str, p: int, m: int
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 @pytest.mark.parametrize("model", MODELS)
 def test_other_versions_do_not_match(model: str, name: str, p: int) -> None:
-    """Weights that are too old, too new, or the newest in the backward alone: each shows."""
+    """Weights that are too old, too new, or the newest in the backward only: each gives other results."""
     case = Case(method=name, stages=p, microbatches=p, model=model)
     ran = train(case)
     assert distance(ran, ask_oracle(case)) == 0
@@ -69,7 +69,7 @@ def test_one_wrong_chunk_or_micro_batch_is_enough_to_differ(name: str) -> None:
 
 
 def test_the_oracle_by_hand() -> None:
-    """Loss w²/2 has the gradient w, so one update late is w(t+1) = w(t) - lr w(t-1); a flush starts anew."""
+    """Loss w²/2 has the gradient w, so one update late is w(t+1) = w(t) - lr w(t-1); a flush restarts it."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
     oracle = Oracle(
@@ -89,7 +89,7 @@ def test_the_oracle_by_hand() -> None:
     assert seen == [0.5, 0.0, -0.25, -0.125, 0.0]  # 1-1/2, 1/2-1/2, 0-1/4; flushed: -1/4+1/8, -1/8+1/8
 
 
-# beside the table
+# Beyond the table
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -98,7 +98,7 @@ def test_the_oracle_by_hand() -> None:
 def test_no_version_from_before_a_flush_is_read_after_it(name: str, model: str, flushes: tuple[int, ...]) -> None:
     case = Case(method=name, stages=2, microbatches=2, model=model, optimizer="momentum", flushes=flushes)
     check(case)
-    assert distance(expected(case), expected(replace(case, flushes=()))) > 1e-4  # the flush is seen
+    assert distance(expected(case), expected(replace(case, flushes=()))) > 1e-4  # the flush has an effect
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS + ASYNCHRONOUS)
@@ -110,14 +110,14 @@ def test_a_run_shorter_than_the_pipeline(name: str, updates: int) -> None:
 @pytest.mark.parametrize("optimizer", ["foreach", "fused", "fused-sgd"])
 @pytest.mark.parametrize("name", ["1f1b", *ASYNCHRONOUS])
 @pytest.mark.parametrize("model", MODELS)
-def test_optimizers_with_kernels_of_their_own(name: str, optimizer: str, model: str) -> None:
-    """They write weights without telling autograd in the same way as the plain loops do."""
+def test_foreach_and_fused_optimizers(name: str, optimizer: str, model: str) -> None:
+    """They write weights in other ways than plain loops, also as seen by autograd."""
     check(Case(method=name, stages=2, microbatches=2, model=model, optimizer=optimizer))
 
 
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
 @pytest.mark.parametrize("name", SYNCHRONOUS + ASYNCHRONOUS)
-def test_the_learning_rate_steps_once_an_update(name: str, model: str) -> None:
+def test_the_learning_rate_steps_once_per_update(name: str, model: str) -> None:
     case = Case(method=name, stages=2, microbatches=4, model=model, optimizer="adam", lr_scheduler="halved")
     check(case)
     assert distance(expected(case), expected(replace(case, lr_scheduler=None))) > 1e-3
@@ -126,30 +126,30 @@ def test_the_learning_rate_steps_once_an_update(name: str, model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["1f1b", "2bw"])
 @pytest.mark.parametrize("p", [2, 4])
-def test_clipping_takes_one_norm_of_the_whole_model(name: str, p: int, model: str) -> None:
-    """To 1e-6: the squares of a norm are added chunk by chunk."""
+def test_clipping_uses_the_norm_of_the_whole_model(name: str, p: int, model: str) -> None:
+    """To 1e-6: the squares of a norm are summed by chunk."""
     case = Case(method=name, stages=p, microbatches=p, model=model, optimizer="momentum", clip_norm=0.5)
     check(case, within=1e-6)
-    assert distance(expected(case), expected(replace(case, clip_norm=None))) > 1e-3  # it bites
+    assert distance(expected(case), expected(replace(case, clip_norm=None))) > 1e-3  # clipping has an effect
 
 
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
 @pytest.mark.parametrize("name", SYNCHRONOUS + ASYNCHRONOUS)
 def test_replicas_share_a_mini_batch(name: str, model: str) -> None:
-    """To 1e-6: each replica adds its own micro-batches before the mean over replicas. Not conv: BatchNorm's
-    statistics are each replica's own."""
+    """To 1e-6: each replica sums its micro-batches before the mean over replicas. Not conv: each replica has its own
+    BatchNorm statistics."""
     check(Case(method=name, stages=2, microbatches=2, model=model, optimizer="momentum", replicas=2), within=1e-6)
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS + ASYNCHRONOUS)
-def test_tied_weights_stay_one(name: str) -> None:
+def test_tied_weights_stay_equal(name: str) -> None:
     state = train(Case(method=name, stages=4, microbatches=4, model="transformer", optimizer="adamw")).state
     assert torch.equal(state["0.weight"], state["7.weight"])
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS + ASYNCHRONOUS)
-def test_the_model_that_was_given_is_the_start(name: str) -> None:
-    """The state before the first step is the model's, name by name, and flushing nothing changes nothing."""
+def test_training_starts_from_the_given_model(name: str) -> None:
+    """The state before the first step is that of the model, and a flush without steps changes nothing."""
     model = build("transformer")
     start = {key: value.clone() for key, value in model.state_dict().items()}
     pipe = weft.Pipeline(

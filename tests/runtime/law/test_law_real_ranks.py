@@ -13,7 +13,7 @@ OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]
 
 
 def table(ranks: int) -> list[Case]:
-    """Each method with each model; sizes, optimizers and recompute take turns."""
+    """Each method with each model; sizes, optimizers and recompute alternate."""
     return [
         Case(
             method=method,
@@ -47,7 +47,7 @@ def others(ranks: int) -> list[Case]:
 
 
 def in_every_run(case: Case) -> bool:
-    """On two ranks the models take turns; on four it is the transformer, whose tied weights are far apart there."""
+    """On two ranks the models alternate; on four it is the transformer, whose tied weights are on distant ranks."""
     turn = (SYNCHRONOUS + ASYNCHRONOUS).index(case.method) % 3
     return case.model == (list(MODELS)[turn] if case.stages == 2 else "transformer")
 
@@ -62,7 +62,7 @@ def parameters() -> list[Any]:
 
 @pytest.mark.parametrize(("ranks", "case"), parameters())
 def test_real_ranks_keep_the_law(launch: Callable[..., list[Any]], ranks: int, case: Case) -> None:
-    """On every rank: each has the whole state after a flush, and knows the loss."""
-    exact = case.clip_norm is None and case.replicas == 1  # else sums are added in another order
+    """On every rank: each returns the whole state after a flush, and the loss."""
+    exact = case.clip_norm is None and case.replicas == 1  # otherwise sums have another order
     for run in launch(train, case, ranks=ranks):
         check_law(run, case, within=0 if exact else 1e-6)

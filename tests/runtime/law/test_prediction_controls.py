@@ -1,5 +1,5 @@
-"""What the equality of `test_prediction_law.py` is worth: neighbours of the law that it tells apart, what the oracle is
-built on, and what the engine really reads.
+"""Controls of `test_prediction_law.py`: variants of the law that give other results, the foundations of the oracle,
+and the weights that the engine reads.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from torch.nn import functional
 from weft.runtime.engine.chunk import Chunk, InFlight
 from weft.runtime.weights.parameter_set import ParameterSet
 
-# what the equality is worth: neighbours of the law that it tells apart
+# Variants of the law that give other results
 
 
 def in_chunk(wrong: int, change: Callable[[Reads], Reads]) -> Callable[[Reads, int], Reads]:
@@ -28,9 +28,9 @@ def in_chunk(wrong: int, change: Callable[[Reads], Reads]) -> Callable[[Reads, i
 
 
 @pytest.mark.parametrize(("method", "versions"), METHODS)
-def test_one_update_more_or_less_shows(method: str, versions: str) -> None:
-    """In one chunk, the forward predicts one update more or one less, from a version before, or the backward is
-    predicted further, or is at the forward's weights instead of the newest, or the other way around."""
+def test_one_update_more_or_less_makes_a_difference(method: str, versions: str) -> None:
+    """In one chunk, the forward predicts one update more or less or from an older version, or the backward predicts
+    further, or reads the weights of the forward instead of the newest, or the reverse."""
     case = Case(method=method, versions=versions, stages=2 if method == "wpipe" else 4, microbatches=4)
     law, ran = law_of(case), train(case)
     assert distance(ran, expected(case)) == 0
@@ -43,14 +43,14 @@ def test_one_update_more_or_less_shows(method: str, versions: str) -> None:
     ]
     for number, change in enumerate(changes):
         wrong = [k for k in range(len(case.balance) - 1) if change(law(k, 0)) != law(k, 0)]
-        if number > 2:  # one layer that owes no gradient reads no weights; they are the same where nothing lies between
+        if number > 2:  # a first layer reads no weights in its backward; without a delay they are the same
             wrong = [k for k in wrong if k > 0 and (law(k, 0).delay or law(k, 0).ahead)]
         for k in wrong[-1:]:
             assert distance(ran, ask_oracle(case, broken=in_chunk(k, change))) > 1e-5, (number, k)
 
 
 class EachItsOwn(PredictionOracle):
-    """Tied weights are read as the chunk's others are: a bug, not the law."""
+    """Tied weights are read like the other weights of the chunk: a bug, not the law."""
 
     def reads(self, chunks: Iterable[int], k: int, j: int) -> Reads:
         return self.law(k, j)
@@ -65,7 +65,8 @@ def test_tied_weights_are_predicted_alike_for_all_their_chunks(method: str, vers
 
 
 def test_methods_differ_exactly_where_the_law_says_so() -> None:
-    """By what every layer reads. With p = m = 4, PipeOptim's exact count is SpecTrain's, and 2bw's is XPipe's."""
+    """By the weights that every layer reads. With p = m = 4, the exact count of PipeOptim is that of SpecTrain, and the
+    count of 2bw is that of XPipe."""
     cases = [Case(method=method, versions=versions, stages=4, microbatches=4) for method, versions in METHODS]
     ran = {case: train(case) for case in cases}
     alike = []
@@ -118,9 +119,9 @@ def test_the_oracle_by_hand() -> None:
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_writing_over_weights_is_a_backward_at_the_others(layer: nn.Module) -> None:
-    """The gradient that a layer hands back goes by its input and its weights alone, so it can be had the plain way:
-    a forward of the same input at the other weights."""
+def test_overwriting_weights_gives_a_backward_at_the_new_weights(layer: nn.Module) -> None:
+    """The gradient of a layer depends only on its input and its weights, so it can be computed directly: with a forward
+    of the same input at the other weights."""
     x = torch.randn(4, 1, 4, 4) if isinstance(layer, nn.Conv2d | nn.BatchNorm2d) else torch.randn(4, 4)
     grads = []
     for swapped in (True, False):
@@ -139,8 +140,8 @@ def test_writing_over_weights_is_a_backward_at_the_others(layer: nn.Module) -> N
         assert torch.equal(left, right)
 
 
-def test_writing_over_the_weights_of_attention() -> None:
-    """Of two products, values of the one and gradients of the other: the other plus a constant."""
+def test_overwriting_the_weights_of_attention() -> None:
+    """The values of one product and the gradients of another: the other plus a constant."""
     layer, x = models.Attention().double(), torch.randn(3, 5, WIDTH, dtype=torch.float64)
     here = {name: parameter.detach().clone().requires_grad_() for name, parameter in layer.named_parameters()}
     there = {name: (leaf.detach() + 0.1).requires_grad_() for name, leaf in here.items()}
@@ -167,12 +168,12 @@ def test_writing_over_the_weights_of_attention() -> None:
         torch.testing.assert_close(tensor, other)
 
 
-# what the engine really reads
+# The weights that the engine reads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """A pass of a chunk: the version that its weights are, or are predicted from, how far, and the newest there was."""
+    """A pass of a chunk: the version that it reads or predicts from, how far ahead, and the newest version."""
 
     forward: bool
     chunk: int
@@ -183,7 +184,7 @@ class Read:
 
 
 def spied(patch: pytest.MonkeyPatch, case: Case) -> list[Read]:
-    """All passes of a run, recognised by the very tensors that modules and autograd read."""
+    """All passes of a run, identified by the tensors that modules and autograd read."""
     reads: list[Read] = []
     origin: dict[int, tuple[int, int]] = {}
     predict, forward, backward = ParameterSet.predict, Chunk.forward, Chunk.backward
@@ -201,9 +202,9 @@ def spied(patch: pytest.MonkeyPatch, case: Case) -> list[Read]:
         predict(self, key, ahead)
         origin[id(self.predicted(key))] = self.versions.newest, ahead
 
-    def spy_forward(self: Chunk, index: int, flight: InFlight) -> Any:
-        note(self, index, flight.weights[0], is_forward=True)
-        return forward(self, index, flight)
+    def spy_forward(self: Chunk, index: int, in_flight: InFlight) -> Any:
+        note(self, index, in_flight.weights[0], is_forward=True)
+        return forward(self, index, in_flight)
 
     def spy_backward(self: Chunk, index: int, gradients: Any, weights: Any = None) -> Any:
         note(self, index, (weights or self.in_flight[index].weights)[0], is_forward=False)
@@ -236,7 +237,7 @@ def test_the_rest_of_version_counts(case: Case, monkeypatch: pytest.MonkeyPatch)
 
 
 def check_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The facts of DESIGN section 2: updates between a forward and its own, and all backwards at W_t."""
+    """The counts of DESIGN section 2: updates between a forward and its own, and all backwards at W_t."""
     method, p, m = case.method, case.stages, case.microbatches
     reads, law = spied(monkeypatch, case), law_of(case)
     assert len(reads) == 2 * len(case.balance) * m * case.updates
@@ -246,7 +247,7 @@ def check_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         version = max(0, t - delay)
         if read.forward:
             assert (read.version, read.ahead) == (version, ahead), read
-            if method != "wpipe":  # the order of work alone
+            if method != "wpipe":  # by the order of work alone
                 assert read.newest == max(0, t - max(0, -(-(p - 1 - k - j) // m))), read
         else:
             assert read.newest == t, read

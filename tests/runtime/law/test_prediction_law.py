@@ -1,9 +1,9 @@
-"""The law of weight prediction: after every run all weights, buffers and losses are its oracle's, to the bit.
+"""The law of weight prediction: after every run all weights, buffers and losses are bit-identical to its oracle.
 
-To the bit, because engine and oracle add in the same order; where they can't (a norm over chunks, a mean over
-replicas), to 1e-6 of the largest weight.
+Engine and oracle sum in the same order; where they can't (a norm over chunks, a mean over replicas), they agree to 1e-6
+of the largest weight.
 
-`make test` takes the rows of a table in which every two values meet, `make test-all` the others too.
+`make test` runs a pairwise cover of the table, `make test-all` also the other rows.
 """
 
 import copy
@@ -34,7 +34,7 @@ from tests.helpers.prediction_cases import (
 from tests.helpers.prediction_oracle import direction
 from torch import nn
 
-# the table
+# The table
 
 SIZES = {
     "mlp": [(1, 4), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)],
@@ -67,7 +67,7 @@ def test_the_rest_of_the_table(case: Case) -> None:
     check(case)
 
 
-def test_every_method_meets_its_sizes_and_the_models() -> None:
+def test_every_method_runs_with_its_sizes_and_all_models() -> None:
     for (method, versions), model in product(METHODS, SIZES):
         assert any((case.method, case.versions) == (method, versions) for case in PAIRS)
         assert any((case.method, case.model) == (method, model) for case in PAIRS)
@@ -101,7 +101,7 @@ def test_a_run_shorter_than_the_pipeline(method: str, versions: str, updates: in
     check(Case(method=method, versions=versions, stages=4, microbatches=4, model="transformer", updates=updates))
 
 
-# optimizers
+# Optimizers
 
 
 def model_for(optimizer: str) -> str:
@@ -119,7 +119,7 @@ RULED = [("xpipe", "published", 4, 2), ("spectrain", "exact", 4, 1), ("wpipe", "
     ],
 )
 def test_every_linear_rule(optimizer: str, method: str, versions: str, p: int, m: int) -> None:
-    """Methods take turns; `make test-all` has each rule with each of them."""
+    """Methods alternate; `make test-all` runs each rule with each of them."""
     model = model_for(optimizer)
     check(Case(method=method, versions=versions, stages=p, microbatches=m, model=model, optimizer=optimizer))
 
@@ -131,7 +131,7 @@ def test_options_and_kernels_of_optimizers(optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "nadam", "radam", "adamax", "amsgrad", "adagrad-decay"])
 def test_printed_bias(optimizer: str) -> None:
-    """Constant denominators 1 - β for 1 - βᵗ, and nothing else of what counts updates. RAdam has none in its first
+    """Constant denominators 1 - β for 1 - βᵗ; nothing else that counts updates changes. RAdam has none in its first
     updates."""
     case = Case(method="xpipe", stages=4, microbatches=1, optimizer=optimizer, bias="printed", updates=12)
     check(case)
@@ -197,8 +197,8 @@ def test_the_rest_of_the_rates(case: Case) -> None:
 
 
 def test_the_direction_is_that_of_the_last_update() -> None:
-    """Torch's own step, once more, at a rate of 1 from weights of 0, is the direction. (Not NAdam: by the law it has
-    Adam's. Not with a decay that goes into the gradient: the weights are others by then.)"""
+    """The direction is one more step of torch, at a rate of 1 from weights of 0. (Not NAdam: by the law it has the
+    direction of Adam. Not with a decay that is added to the gradient: the weights have changed by then.)"""
     names = [name for name in LINEAR if "decay" not in name and "groups" not in name and name != "nadam"]
     for name in [name for name in names if name not in ("maximize-sgd", "fused-sgd")]:
         weight = nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(3)))
@@ -219,14 +219,14 @@ def test_the_direction_is_that_of_the_last_update() -> None:
             torch.testing.assert_close(way, -zero.detach(), rtol=1e-5, atol=1e-6, msg=f"{name}, update {t}")
 
 
-# beside the table
+# Beyond the table
 
 
 @pytest.mark.parametrize(("method", "versions"), METHODS)
 def test_a_flush_restarts_the_count_and_leaves_the_optimizer(method: str, versions: str) -> None:
     case = Case(method=method, versions=versions, stages=2, microbatches=2, model="transformer", flushes=(1, 2, 5))
     check(case)
-    assert distance(expected(case), ask_oracle(replace(case, flushes=()))) > 1e-5  # the flush is seen
+    assert distance(expected(case), ask_oracle(replace(case, flushes=()))) > 1e-5  # the flush has an effect
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -236,7 +236,7 @@ def test_a_flush_keeps_gradients_and_counts(optimizer: str) -> None:
 
 @pytest.mark.parametrize(("method", "versions"), METHODS)
 def test_replicas_share_a_mini_batch(method: str, versions: str) -> None:
-    """To 1e-6: each replica adds its own micro-batches before the mean over replicas."""
+    """To 1e-6: each replica sums its micro-batches before the mean over replicas."""
     check(
         Case(method=method, versions=versions, stages=2, microbatches=2, model="transformer", replicas=2), within=1e-6
     )
@@ -245,17 +245,17 @@ def test_replicas_share_a_mini_batch(method: str, versions: str) -> None:
 @pytest.mark.parametrize(
     ("method", "versions", "p"), [("xpipe", "published", 1), ("wpipe", "published", 2), ("wpipe", "exact", 2)]
 )
-def test_predictions_go_by_clipped_gradients(method: str, versions: str, p: int) -> None:
-    """To 1e-6: the squares of a norm are added chunk by chunk. Only methods whose chunks update together clip: wpipe
-    in each of its groups."""
+def test_predictions_use_clipped_gradients(method: str, versions: str, p: int) -> None:
+    """To 1e-6: the squares of a norm are summed by chunk. Only methods whose chunks update together clip: wpipe in each
+    of its groups."""
     case = Case(method=method, versions=versions, stages=p, microbatches=2, clip_norm=0.1)
     for optimizer, model in (("momentum", "transformer"), ("sgd", "mlp")):
         case = replace(case, optimizer=optimizer, model=model)
         check(case, within=1e-6)
-        assert distance(expected(case), ask_oracle(replace(case, clip_norm=None))) > 1e-3  # it bites
+        assert distance(expected(case), ask_oracle(replace(case, clip_norm=None))) > 1e-3  # clipping has an effect
 
 
-# real processes
+# Real processes
 
 LAUNCHED = [
     Case(method="xpipe", stages=2, microbatches=2, model="transformer"),
@@ -272,6 +272,6 @@ LAUNCHED = [
 
 @pytest.mark.parametrize("case", LAUNCHED, ids=str)
 def test_real_ranks_keep_the_law(launch: Callable[..., list[Any]], case: Case) -> None:
-    exact = case.clip_norm is None and case.replicas == 1  # else sums are added in another order
+    exact = case.clip_norm is None and case.replicas == 1  # otherwise sums have another order
     for run in launch(train, case, ranks=2):
         check_run(run, case, within=0 if exact else 1e-6)

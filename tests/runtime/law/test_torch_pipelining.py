@@ -1,7 +1,7 @@
-"""The synchronous schedules beside those of `torch.distributed.pipelining`: the same ranks, model and data.
+"""The synchronous schedules compared with those of `torch.distributed.pipelining`: the same ranks, model and data.
 
-Losses, gradients of every update and weights are equal to the bit: both add micro-batches in their order, and the mean
-over four of them is exact, whether it is taken before the backward (weft) or after it (torch).
+The gradients of every update and the weights are bit-identical: both sum micro-batches in order, and the mean over four
+of them is exact, whether it is taken before the backward (weft) or after it (torch).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What a rank knows after some updates: losses on the last stage, all else of its own chunks."""
+    """The results of a rank: losses on the last stage, gradients and weights of its own chunks."""
 
     losses: list[float]
     gradients: list[Tensors]  # of every update
@@ -114,7 +114,7 @@ def with_weft(name: str) -> Ran:
 
 
 def on_two_ranks() -> dict[str, tuple[Ran, Ran]]:
-    """By torch's name of the schedule: what it finds on this rank, and what weft does."""
+    """By torch's name of the schedule: the results of torch and of weft on this rank."""
     torch.set_num_threads(1)
     return {theirs: (with_torch(theirs), with_weft(ours)) for theirs, ours in PEERS.items()}
 
@@ -134,7 +134,7 @@ def together(ranks: list[dict[str, tuple[Ran, Ran]]], name: str, which: int) -> 
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_losses_gradients_and_weights_are_those_of_torch(ran: list[dict[str, tuple[Ran, Ran]]], name: str) -> None:
+def test_losses_gradients_and_weights_match_torch(ran: list[dict[str, tuple[Ran, Ran]]], name: str) -> None:
     theirs, ours = together(ran, name, 0), together(ran, name, 1)
     labels = set(model_of().state_dict())
     assert set(ours.weights) == set(theirs.weights) == labels
@@ -149,8 +149,8 @@ def test_losses_gradients_and_weights_are_those_of_torch(ran: list[dict[str, tup
     assert ours.losses[-1] < ours.losses[0]
 
 
-def test_every_rank_of_weft_knows_loss_and_weights(ran: list[dict[str, tuple[Ran, Ran]]]) -> None:
-    """Torch knows the loss on the last stage only."""
+def test_every_rank_of_weft_returns_loss_and_weights(ran: list[dict[str, tuple[Ran, Ran]]]) -> None:
+    """Torch returns the loss on the last stage only."""
     for name in PEERS:
         first, second = (result[name][1] for result in ran)
         assert first.losses == second.losses
