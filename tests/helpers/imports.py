@@ -198,6 +198,7 @@ def _out_of_order(source: str, target: str) -> Iterator[str]:
             yield f"{room} may not import {target_room}"
 
 
+@cache
 def _child(house: str, module: str) -> str:
     """The room or module of a house that a module belongs to; empty outside the house."""
     if module == house:
@@ -205,6 +206,7 @@ def _child(house: str, module: str) -> str:
     return module.removeprefix(f"{house}.").split(".")[0] if _inside(module, house) else ""
 
 
+@cache
 def _room(package: str) -> str:
     """The room of a package: the house itself, or the package right below it."""
     house = max((house for house in HOUSES if _inside(package, house)), key=len)
@@ -228,15 +230,16 @@ class _Module:
 @cache
 def _module(name: str, text: str) -> _Module:
     tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
     module, package = name.removesuffix(".__init__"), name.rpartition(".")[0]
-    bound = {key: target for node in ast.walk(tree) for key, target in _bound(node, package)}
+    bound = {key: target for node in nodes for key, target in _bound(node, package)}
     references = []
-    for node in ast.walk(tree):
+    for node in nodes:
         line = getattr(node, "lineno", 0)
         targets = [*_imports(node, package), *_attributes(node, bound)]
         references += [Reference(module, line, *target) for target in targets]
         references += [Reference(module, line, *target, is_string=True) for target in _called_with(node)]
-    for string in _strings(tree):
+    for string in _strings(nodes):
         text = str(string.value)
         if DOTTED.fullmatch(text):
             names = tuple(part or "*" for part in text.split(".")[1:])
@@ -301,9 +304,9 @@ def _name_of(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _strings(tree: ast.AST) -> Iterator[ast.Constant]:
+def _strings(nodes: Sequence[ast.AST]) -> Iterator[ast.Constant]:
     """All strings except docstrings."""
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Constant) and isinstance(child.value, str) and not isinstance(node, ast.Expr):
-                yield child
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node
