@@ -1,4 +1,7 @@
-"""The runtime: schedules executed on torch, by real ranks or by virtual ones."""
+"""Executes a schedule with torch, on real ranks (one process each) or on virtual ranks inside one process.
+
+Each sub-package is a room with one purpose; CONTRIBUTING lists them in order. `Pipeline` is the facade.
+"""
 
 from weft.runtime.partition import cut
 from weft.runtime.pipeline import Pipeline, Result

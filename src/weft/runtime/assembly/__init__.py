@@ -1,4 +1,7 @@
-"""Putting a rank together: settings, consistency between ranks, the layout of chunks, building them."""
+"""Put a rank together: settings and their checks, consistency between ranks, the layout of chunks, building them.
+
+`assemble` turns a model and the `Settings` of a pipeline into workers that are ready to run.
+"""
 
 from weft.runtime.assembly.assemble import Assembly, assemble
 from weft.runtime.assembly.build import BuiltChunk

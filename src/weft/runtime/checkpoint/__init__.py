@@ -1,4 +1,7 @@
-"""Saving, loading and resharding a pipeline's state; the form of a checkpoint on disk."""
+"""Save and load the state of a pipeline, also with another number of stages; the format of checkpoints on disk.
+
+`state_dict` and `load_state_dict` are the model alone; `save` and `prepare` (for a load) are everything.
+"""
 
 from weft.runtime.checkpoint.files import inspect, read_model
 from weft.runtime.checkpoint.model_state import load_state_dict, share_buffers, state_dict

@@ -1,6 +1,6 @@
-"""Moving bytes between ranks: messages, links and shared memory, transports, collective calls.
+"""Move bytes between ranks: messages, links and shared memory, transports, collectives.
 
-It knows ranks and messages, not what they mean: chunks, versions and updates are other rooms'.
+This room knows ranks and messages. What they mean (chunks, versions, updates) belongs to the rooms above it.
 """
 
 from weft.runtime.comm.collectives import Collectives

@@ -5,9 +5,9 @@ A message is one flat buffer:
     header (64 bytes) | description, if the receiver does not know it yet | tensors, each aligned
 
 The receiver keeps a number of receives posted ahead, each as large as the largest message so far. A message that fits
-is sent as it is, whatever its shapes. For a larger one, a header alone takes its place, the message follows under
-another tag, and later receives are posted with the new size. Both ends track these sizes, so shapes that do not change
-cost nothing. Descriptions (dtypes, shapes, nesting) are sent once and then referred to by number.
+is sent as it is. For a larger one, a header alone takes its place, the message follows under another tag, and later
+receives are posted with the new size. Both ends track these sizes, so shapes that do not change cost nothing.
+Descriptions (dtypes, shapes, nesting) are sent once and then referred to by number.
 
 Between ranks of one host that can share memory, tensors that are not small are in a piece of it (`shared_memory.py`),
 and the header names the piece: threads of gloo would copy them twice more, on cores that compute.

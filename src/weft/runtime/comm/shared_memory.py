@@ -153,7 +153,7 @@ def memory_probe() -> Iterator[MemoryProbe]:
 
 
 def host() -> str:
-    """The same for all ranks of one host: its name and its network namespace, which a container may have of its own."""
+    """The same for all ranks of one host: its name and its network namespace, which differs between containers."""
     network = ""
     with contextlib.suppress(OSError):
         network = os.readlink("/proc/self/ns/net")

@@ -1,6 +1,6 @@
-"""Executing actions: the worker of a rank and what drives it, its chunks and their passes, meters and memory.
+"""Execute actions: the worker of a rank and its driver, chunks and their passes, meters and memory.
 
-It knows actions, not methods: which weights a pass reads stands in the lowered schedule.
+This room knows actions, not methods: the lowered schedule says which weights a pass reads.
 """
 
 from weft.runtime.engine.chunk import Chunk, ComputeSettings, LossFunction

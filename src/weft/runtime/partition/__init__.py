@@ -1,4 +1,7 @@
-"""From a model to layers, and from layers to chunks: cutting, exporting, balancing."""
+"""A model becomes layers, and layers become chunks.
+
+`layered_model` takes a list of layers or cuts any model with torch.export; `chunk_layers` balances layers over chunks.
+"""
 
 from weft.runtime.partition.balance import chunk_layers
 from weft.runtime.partition.cut import cut

@@ -1,4 +1,7 @@
-"""Which weights a pass reads, and how gradients become an update: versions, parameter sets, gradient sync."""
+"""Which weights a pass reads, and how gradients become an update.
+
+A `ParameterSet` keeps the versions of a chunk's weights; `GradientSync` averages, ties and clips gradients over ranks.
+"""
 
 from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
 from weft.runtime.weights.groups import gradient_sync_for
