@@ -1,4 +1,4 @@
-"""Short forms of the jobs of `examples/` learn, if their data is there; half a minute each.
+"""Short forms of the jobs of `examples/` learn, if their data is present; half a minute each.
 
 It is looked for in the folder WEFT_DATA or, if that is not set, in `data/` and in `shared/data/` beside the project.
 """

@@ -35,7 +35,7 @@ class ScheduleChoice:
         f"number of processes; 0: one for each core, {MOST_RANKS} at most, or as many as torchrun started",
         least=0,
     )
-    virtual: bool = option(False, "simulate all ranks in one process, to study many ranks on few cores")
+    virtual: bool = option(False, "run all ranks in one process, in turns, to study many ranks on few cores")
     replicas: int = option(1, "copies of the whole pipeline; each mini-batch is divided among them", least=1)
     microbatches: int = option(0, "micro-batches of a mini-batch, for each replica; 0: two for each stage", least=0)
     chunks: int = option(0, "interleaved: chunks of each rank; 0: the default of the schedule", least=0)
@@ -46,7 +46,7 @@ class ScheduleChoice:
     )
     bias: str = option("adam", "bias correction of predicted Adam steps", allowed=("adam", "printed"))
     extrapolation: str = option("linear", "how weights are predicted", allowed=("linear", "decayed"))
-    cure: str = option("none", "another remedy for stale weights", allowed=("none", "pipemare", "gapaware"))
+    cure: str = option("none", "cure for stale weights", allowed=("none", "pipemare", "gapaware"))
     anneal: int = option(1000, "pipemare: updates until all chunks have the full learning rate", least=1)
     recompute: bool = option(False, "keep only the inputs of a chunk, and repeat its forward in the backward")
     balance: str = option("parameters", "what is balanced between chunks", allowed=("parameters", "time"))

@@ -129,7 +129,9 @@ def net_of(job: Job, spec: DataSpec, *, resumed: bool = False) -> Net:
     net = build_model(options, spec, seed=job.train.seed)
     known = ("loss", *net.metrics)
     if job.evaluate.metric not in known:
-        raise WeftError(f"evaluate.metric is one of {', '.join(known)} for this task (got {job.evaluate.metric!r})")
+        raise WeftError(
+            f"evaluate.metric must be one of {', '.join(known)} for this task (got {job.evaluate.metric!r})"
+        )
     return net
 
 

@@ -1,4 +1,4 @@
-"""The loop without a job: any pipeline, any batches, and events for whoever subscribes."""
+"""The loop without a job: any pipeline, any batches, and events for any subscriber."""
 
 import subprocess
 import sys

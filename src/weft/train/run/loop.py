@@ -63,7 +63,7 @@ class Loop:
 
     evaluate         metrics of the model on held-out data; None if there is none
     learning_rate    of the update of a number
-    checkpoint_path  where to save after so many updates, the same on all ranks
+    checkpoint_path  where to save after that many updates, the same on all ranks
     stop             is set on a rank to stop all of them
     """
 
