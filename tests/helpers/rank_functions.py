@@ -1,4 +1,4 @@
-"""What the ranks of `test_launch.py` do, and what its scripts say of it.
+"""Functions for the ranks of `test_launch.py`, and the reports of its scripts.
 
 Every rank imports this file, so nothing at the top of it may be slow.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from weft.errors import PeerError, RunError, WeftError
 from weft.runtime.process import hang_dump, launch
 
-DEADLINE = 300.0  # seconds, for whatever a test waits for
+DEADLINE = 300.0  # seconds, for any wait of a test
 
 
 # For all scripts
@@ -35,7 +35,7 @@ def eventually(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
 
 
 def state(pid: int) -> str:
-    """R, S, T, … or nothing for a process that is gone."""
+    """R, S, T, … or an empty string for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0].replace("Z", "")
     except (FileNotFoundError, ProcessLookupError):
@@ -43,7 +43,7 @@ def state(pid: int) -> str:
 
 
 def report(fn: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Launch, and print what came of it as a line of JSON."""
+    """Launch, and print the result as a line of JSON."""
     try:
         said: dict[str, Any] = {"results": launch(fn, *args, **options)}
     except (RunError, WeftError) as problem:
@@ -56,7 +56,7 @@ def report(fn: Callable[..., Any], *args: Any, **options: Any) -> None:
 
 
 def arrive() -> int:
-    """Note that this rank is there, wait for the others, and tell its number."""
+    """Record that this rank is up, wait for the others, and return its number."""
     import torch.distributed as dist
 
     Path(f"pid.{os.getpid()}").touch()
@@ -78,7 +78,7 @@ def listeners() -> list[str]:
     return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
 
 
-# Runs that go well
+# Successful runs
 
 
 def none() -> None:
@@ -110,7 +110,7 @@ def failing() -> None:
 
 
 def echoing() -> None:
-    """Rank 2 breaks its connections first, and tells why only when the others have told their parent."""
+    """Rank 2 closes its connections first, and raises only after the others have failed."""
     import torch
     import torch.distributed as dist
 
@@ -130,7 +130,7 @@ def echoing() -> None:
 
 
 def killed() -> None:
-    """Rank 2 is killed, rank 0 feels it, and rank 1 is stopped, so that only SIGKILL ends it."""
+    """Rank 2 is killed, rank 0 loses its connection, and rank 1 is stopped, so that only SIGKILL ends it."""
     import torch
     import torch.distributed as dist
 

@@ -1,8 +1,8 @@
-"""What breaks ends: at once, on every rank, with the cause in hand and no process left behind.
+"""A failure ends every rank at once, reports its cause, and leaves no process behind.
 
-Two kinds of tests. In the first, ranks catch what a broken pipeline raises and go on with the next case, which shows
-what *every* rank is told. In the second, scripts as users write them break, and what counts is how they end.
-Times are bounded generously; the real ones, a few hundredths of a second, are printed by `pytest -s`.
+Two kinds of tests. In the first, ranks catch the error of a broken pipeline and continue with the next case; this shows
+the error of *every* rank. In the second, scripts as users write them fail, and the tests check how they end.
+The time limits are generous; `pytest -s` prints the real times, a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 ROOT = str(Path(__file__).parents[3])
 WIDTH, MICROBATCHES, RANKS = 8, 4, 3
-LONG = 60.0  # a deadline that no case comes to, so that no failure is only found by it
+LONG = 60.0  # a deadline that no case reaches, so that every failure is found before it
 SHORT = 2.0  # a deadline that a case waits for
 REPORT, STATE = "all ranks to gather a report", "all ranks to gather "
 
 
-# What every rank is told
+# The error of every rank
 
 
 class Trap(nn.Linear):
@@ -72,7 +72,7 @@ class BrokenScheduler(torch.optim.lr_scheduler.ConstantLR):
         super().step()
 
 
-_moment = 0.0  # when the cause of a failure came about on this rank
+_moment = 0.0  # when the failure happened on this rank
 
 
 def fail(what: str) -> NoReturn:
@@ -179,7 +179,7 @@ def not_a_number(rank: int) -> None:
 
 
 def again(rank: int) -> None:
-    """A broken pipeline says what broke it."""
+    """A broken pipeline reports the first error."""
     pipe = pipeline()
     try:
         pipe.step(None, batch())
@@ -213,7 +213,7 @@ def other_schedule(rank: int) -> None:
 
 
 def flush_for_step(rank: int) -> weft.Pipeline:
-    """Of an asynchronous pipeline, where the flush itself waits for others."""
+    """In an asynchronous pipeline, where the flush itself waits for other ranks."""
     pipe = pipeline(deadline=SHORT, schedule="2bw")
     pipe.step(batch(), batch())
     note()
@@ -253,14 +253,14 @@ CASES: list[Callable[[int], weft.Pipeline | None]] = [
 
 
 class Caught(NamedTuple):
-    """The errors of all ranks, by case, and what the run wrote."""
+    """The errors of all ranks, by case, and the stderr of the run."""
 
     errors: dict[str, list[RankError]]
     err: str
 
 
 class RankError(NamedTuple):
-    """What a rank raised, when, and when the cause came about."""
+    """The error of a rank, when it was raised, and when the failure happened."""
 
     error: str
     text: str
@@ -269,9 +269,9 @@ class RankError(NamedTuple):
 
 
 def run_cases() -> dict[str, RankError]:
-    """What comes of each case on this rank."""
+    """The error of each case on this rank."""
     global _moment
-    train(pipeline())  # loads what is loaded at the first use, which takes seconds
+    train(pipeline())  # warm-up: lazy loading takes seconds
     errors: dict[str, RankError] = {}
     for case in CASES:
         dist.barrier()
@@ -285,12 +285,12 @@ def run_cases() -> dict[str, RankError]:
         errors[case.__name__] = RankError(type(error).__name__, str(error), time.monotonic(), _moment)
         print(f"after {case.__name__}", file=sys.stderr, flush=True)
         dist.barrier()
-        del pipe  # its connections would be closed, which would end others' waits
+        del pipe  # only now: closing its connections would end the waits of others
     return errors
 
 
 def environment(scripts: Scripts) -> dict[str, str]:
-    """Torch's own cache is not what a run may not leave behind."""
+    """Keep torch's cache out of the temporary folder, which must be empty after a run."""
     return {"PYTHONPATH": ROOT, "TORCHINDUCTOR_CACHE_DIR": str(scripts.folder / "cache")}
 
 
@@ -306,7 +306,7 @@ def caught(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Iterat
 
 
 def seconds(errors: list[RankError]) -> float:
-    """From the cause until every rank had raised."""
+    """The time from the failure until every rank has raised."""
     return max(error.when for error in errors) - max(error.moment for error in errors)
 
 
@@ -320,7 +320,7 @@ def seconds(errors: list[RankError]) -> float:
         ("rate", 1, "chunk 4, mini-batch 0, update (4U0): LookupError: no such rate"),
     ],
 )
-def test_every_rank_learns_where_and_why(caught: Caught, case: str, rank: int, place: str) -> None:
+def test_every_rank_reports_place_and_cause(caught: Caught, case: str, rank: int, place: str) -> None:
     """Rank, chunk, micro-batch and cause, on the rank itself and on all others, not only its neighbours."""
     errors = caught.errors[case]
     print(f"{case}: {seconds(errors):.3f} s")
@@ -329,8 +329,8 @@ def test_every_rank_learns_where_and_why(caught: Caught, case: str, rank: int, p
     assert seconds(errors) < SOON
 
 
-def test_a_failure_in_a_flush_is_told_to_whoever_still_waits(caught: Caught) -> None:
-    """The last rank is through with its part by then."""
+def test_a_failure_in_a_flush_reaches_the_ranks_that_still_wait(caught: Caught) -> None:
+    """The last rank has finished its part by then."""
     errors = caught.errors["backward_in_the_drain"]
     assert [error.text for error in errors[:2]] == [
         "rank 1, chunk 1, mini-batch 2, micro-batch 3 (1B11): LookupError: no such backward"
@@ -339,8 +339,8 @@ def test_a_failure_in_a_flush_is_told_to_whoever_still_waits(caught: Caught) -> 
     assert seconds(errors) < SOON
 
 
-def test_a_failure_in_an_evaluation_is_told_with_its_place(caught: Caught) -> None:
-    """The first rank, which may be through with its forwards, comes to know of it at the latest by the deadline."""
+def test_a_failure_in_an_evaluation_names_its_place(caught: Caught) -> None:
+    """The first rank may have finished its forwards; it fails at the latest at the deadline."""
     errors = caught.errors["evaluate"]
     place = "rank 1, chunk 1, mini-batch 0, micro-batch 2 (1F2): LookupError: no such evaluate"
     assert [error.text for error in errors[1:]] == [place] * 2
@@ -357,7 +357,7 @@ def test_a_failure_in_an_evaluation_is_told_with_its_place(caught: Caught) -> No
         ("not_a_number", 2, "rank 2, chunk 2, mini-batch 0, micro-batch 0 (2F0): the loss is nan"),
     ],
 )
-def test_bad_input_of_one_rank_is_told_to_all(caught: Caught, case: str, rank: int, words: str) -> None:
+def test_bad_input_of_one_rank_is_reported_by_all(caught: Caught, case: str, rank: int, words: str) -> None:
     errors = caught.errors[case]
     assert all(words in error.text for error in errors), errors
     own = "Diverged" if case == "not_a_number" else "WeftError"
@@ -365,7 +365,7 @@ def test_bad_input_of_one_rank_is_told_to_all(caught: Caught, case: str, rank: i
     assert seconds(errors) < SOON
 
 
-def test_a_broken_pipeline_says_so(caught: Caught) -> None:
+def test_a_broken_pipeline_reports_the_first_error(caught: Caught) -> None:
     for error in caught.errors["again"]:
         assert error.error == "RunError"
         assert error.text.startswith("this pipeline broke before (rank 0 holds chunk 0 and needs inputs")
@@ -382,7 +382,7 @@ def test_a_broken_pipeline_says_so(caught: Caught) -> None:
     ],
 )
 def test_ranks_that_differ_are_refused_before_training(caught: Caught, case: str, words: str) -> None:
-    """On every rank, in the same words."""
+    """On every rank, with the same message."""
     errors = caught.errors[case]
     assert {error.error for error in errors} == {"WeftError"}
     assert len({error.text for error in errors}) == 1
@@ -399,8 +399,8 @@ def test_ranks_that_differ_are_refused_before_training(caught: Caught, case: str
     ],
 )
 def test_ranks_that_make_other_calls_end_at_the_deadline(caught: Caught, case: str, waits: dict[int, str]) -> None:
-    """Every rank that waits says for what, or that another one, which waited too, is gone; the first one that
-    waited in vain shows the stacks of all ranks."""
+    """Every rank that waits reports for what, or that another waiting rank is gone; the first one to time out prints
+    the stacks of all ranks."""
     errors = caught.errors[case]
     assert seconds(errors) < SHORT + 2 * SOON
     for rank, what in waits.items():
@@ -453,7 +453,7 @@ class Layer(nn.Linear):
         while True:
             pass
 
-class Descent(torch.optim.Optimizer):  # torch's own load its compiler, which takes a second on every rank
+class Descent(torch.optim.Optimizer):  # torch's own optimizers load its compiler, which takes a second per rank
     theirs = torch.optim.Optimizer.add_param_group
     add_param_group = getattr(theirs, "__wrapped__", theirs)
 
@@ -470,8 +470,8 @@ def train(does):
     rank = dist.get_rank()
     Path(f"{does}.{rank}").write_text(str(os.getpid()))
     inputs = torch.ones(8, 4)
-    soon = 3.0 if does in ("stops", "spins") else 60.0  # the others are found at once, on a slow machine too
-    for broken, deadline in (("", 60.0), (does, soon)):  # the first one loads what is loaded at the first use
+    soon = 3.0 if does in ("stops", "spins") else 60.0  # other failures are found at once, even on a slow machine
+    for broken, deadline in (("", 60.0), (does, soon)):  # the first pipeline is a warm-up
         torch.manual_seed(0)
         model = nn.Sequential(Layer(4, 4), nn.Tanh(), Layer(4, 4), nn.Tanh())
         if rank == 1:
@@ -511,7 +511,7 @@ def moment(scripts: Scripts, name: str) -> float:
 
 
 def finish(scripts: Scripts, script: Script) -> Done:
-    """Wait for the end of a script and of all its processes, and tell how long it took since the cause."""
+    """Wait for the end of a script and all its processes, and print the time since the failure."""
     code = script.wait()
     now = time.monotonic()
     eventually(lambda: not scripts.alive(), SOON)
@@ -521,7 +521,7 @@ def finish(scripts: Scripts, script: Script) -> Done:
 
 
 def check_stacks(err: str, how: str) -> None:
-    """Those of both ranks, from where each of them is."""
+    """Check that the stacks of both ranks show their current functions."""
     reason, *stacks = err.split("weft: stacks of rank ")
     assert "weft: rank 0 (pid " in reason
     assert "rank 0 waited 3 s for the backward of micro-batch 0 for chunk 0 from rank 1" in reason
@@ -532,8 +532,8 @@ def check_stacks(err: str, how: str) -> None:
 
 
 def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:
-    """One script breaks in three ways, and catches all but the last: each time no rank is left when it is told, and
-    in the end none of its processes."""
+    """One script fails in three ways, and catches all but the last: no rank is alive when `launch` raises, and no
+    process of the script is alive at the end."""
     done = finish(scripts, scripts.start(USERS, "raises", "dies", "stops", environment=environment(scripts)))
     assert done.code == 1
     for does in ("raises", "dies"):
@@ -553,11 +553,11 @@ def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:
 
 
 @pytest.mark.parametrize("under", [(), TORCHRUN], ids=["launch", "torchrun"])
-def test_ctrl_c_leaves_at_once(scripts: Scripts, under: tuple[str, ...]) -> None:
-    """While one rank computes without end and the other waits for it, deep inside of gloo."""
+def test_ctrl_c_ends_all_ranks_at_once(scripts: Scripts, under: tuple[str, ...]) -> None:
+    """While one rank loops forever and the other waits for it inside gloo."""
     script = scripts.start(USERS.replace("3.0", "60.0"), "spins", under=under, environment=environment(scripts))
     wait_for_moment(scripts, script)
-    os.killpg(script.pid, signal.SIGINT)  # as the terminal does
+    os.killpg(script.pid, signal.SIGINT)  # like a terminal
     done = finish(scripts, script)
     if under:
         assert done.code == 1

@@ -1,6 +1,6 @@
 """Local ranks: real processes, started by scripts as users start them.
 
-What ranks run stands in `rank_functions.py`, and the scripts import it from there.
+The functions of ranks are in `rank_functions.py`; the scripts import them from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.runtime.process import hang_dump, launch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
-# A run that goes well
+# A successful run
 
 
 GOOD = """
@@ -53,7 +53,7 @@ def work(shift):
     pids = [None] * 3
     dist.all_gather_object(pids, os.getpid())
     value = torch.full((2,), float(rank + shift.by), requires_grad=True)
-    if rank > 0:  # rank 0 has ended, the others go on
+    if rank > 0:  # rank 0 has ended, the others continue
         eventually(lambda: not state(pids[0]))
         other = torch.zeros(2)
         dist.send(value.detach(), 3 - rank) if rank == 1 else dist.recv(other, 1)
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 
 def test_results_come_back_by_rank_and_by_value(scripts: Scripts) -> None:
     away = [name for _, name in socket.if_nameindex() if not name.startswith("lo")]
-    cluster = {"GLOO_SOCKET_IFNAME": away[-1] if away else ""}  # a setting that is not for here
+    cluster = {"GLOO_SOCKET_IFNAME": away[-1] if away else ""}  # a setting of a cluster, which must not apply here
     done = scripts.run(GOOD, environment=cluster)
     assert (done.code, done.err) == (0, "")
     (said,) = done.said
@@ -88,7 +88,7 @@ def test_results_come_back_by_rank_and_by_value(scripts: Scripts) -> None:
 
 
 def test_threads_are_the_users_choice_and_the_folder_is_private(scripts: Scripts) -> None:
-    """Where files can't go without a name (not on Linux), they stand in a folder of their own."""
+    """Without anonymous files (outside Linux), files are in a private folder."""
     done = scripts.run(
         "import os\n"
         "from rank_functions import report, settings\n"
@@ -100,14 +100,14 @@ def test_threads_are_the_users_choice_and_the_folder_is_private(scripts: Scripts
     )
     assert done.code == 0, done.err
     theirs, asked = (said["results"][0] for said in done.said)
-    assert theirs[0] == "2"  # torch takes that, or as many as there are cores
+    assert theirs[0] == "2"  # torch uses that number, or the number of cores
     assert asked[:2] == ["3", 3]
     for (folder,) in (theirs[2], asked[2]):
         assert folder.startswith("weft-")
         assert folder.endswith(" 700")
 
 
-# What is refused before anything starts
+# Refusals before any process starts
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_function_inside_a_function_is_refused() -> None:
 
 @pytest.mark.usefixtures("no_processes")
 def test_a_main_module_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    main: Any = types.ModuleType("__main__")  # as `python -c` has it
+    main: Any = types.ModuleType("__main__")  # as with `python -c`
     exec("def work(): pass", main.__dict__)
     monkeypatch.setitem(sys.modules, "__main__", main)
     with pytest.raises(WeftError) as refused:
@@ -159,7 +159,7 @@ def test_a_main_module_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "(got __main__.work, and this __main__ is not a file); move it into a module" in str(refused.value)
 
 
-def test_a_script_without_a_guard_is_told_so(scripts: Scripts) -> None:
+def test_a_script_without_a_main_guard_is_refused(scripts: Scripts) -> None:
     done = scripts.run("from weft import launch\nprint('top')\ndef f(): pass\nlaunch(f, ranks=2)")
     assert done.code == 1
     assert 1 < len(done.out.splitlines()) <= 3
@@ -169,7 +169,7 @@ def test_a_script_without_a_guard_is_told_so(scripts: Scripts) -> None:
     assert done.err.count("Traceback") == 1
 
 
-def test_a_function_that_only_the_parent_knows_is_told(scripts: Scripts) -> None:
+def test_a_function_that_ranks_cannot_import_is_refused(scripts: Scripts) -> None:
     done = scripts.run(
         "import sys, types\n"
         "from rank_functions import report\n"
@@ -185,7 +185,7 @@ def test_a_function_that_only_the_parent_knows_is_told(scripts: Scripts) -> None
 # Runs that fail
 
 
-def test_a_failure_ends_all_ranks_and_is_told_with_its_traceback(scripts: Scripts) -> None:
+def test_a_failure_ends_all_ranks_and_has_its_traceback(scripts: Scripts) -> None:
     done = scripts.run("from rank_functions import *\nif __name__ == '__main__': report(failing, ranks=3)")
     assert done.out.startswith("no line is lost")
     said = json.loads(done.out.removeprefix("no line is lost"))
@@ -200,7 +200,7 @@ def test_a_failure_ends_all_ranks_and_is_told_with_its_traceback(scripts: Script
     assert done.err == ""
 
 
-def test_the_cause_is_told_and_not_its_echoes(scripts: Scripts) -> None:
+def test_the_first_failure_is_reported_not_its_consequences(scripts: Scripts) -> None:
     done = scripts.run("from rank_functions import *\nif __name__ == '__main__': report(echoing, ranks=3)")
     message = done.said[0]["message"]
     assert message.startswith("rank 2 failed: RunError: rank 2, chunk 2, micro-batch 7 (2F7)\n")
@@ -208,7 +208,7 @@ def test_the_cause_is_told_and_not_its_echoes(scripts: Scripts) -> None:
     assert done.said[0]["left"] == []
 
 
-def test_a_killed_rank_is_named_and_a_stopped_one_is_not_left(scripts: Scripts) -> None:
+def test_a_killed_rank_is_named_and_a_stopped_one_is_ended(scripts: Scripts) -> None:
     done = scripts.run("from rank_functions import *\nif __name__ == '__main__': report(killed, ranks=3)")
     (said,) = done.said
     assert said["error"] == "RunError"
@@ -252,7 +252,7 @@ def stuck():
     Path("stuck").touch()
     time.sleep(1000)
 
-class Clock:  # that jumps once rank 1 is where it never gets away from
+class Clock:  # jumps once rank 1 is stuck
     def monotonic(self):
         return time.monotonic() + 1000 * Path("stuck").exists()
 
@@ -264,7 +264,7 @@ elif os.environ["RANK"] == "1":
 """
 
 
-def test_a_rank_that_never_comes_up_is_named_and_shows_where_it_is(scripts: Scripts) -> None:
+def test_a_rank_that_never_joins_is_named_and_prints_its_stack(scripts: Scripts) -> None:
     done = scripts.run(LATE)
     (said,) = done.said
     assert said["error"] == "RunError"
@@ -283,7 +283,7 @@ from pathlib import Path
 from rank_functions import launch
 
 def work():
-    os.kill(os.getpid(), signal.SIGINT)  # which ranks leave to their parent
+    os.kill(os.getpid(), signal.SIGINT)  # ranks ignore it: their parent handles it
     Path(f"up.{os.getpid()}").touch()
     if os.environ["RANK"] == "1" and sys.argv[1] != "watching":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -291,7 +291,7 @@ def work():
         pass
 
 if __name__ == "__main__":
-    if sys.argv[1] == "watching":  # as where the kernel does not help
+    if sys.argv[1] == "watching":  # without help from the kernel
         module = sys.modules["weft.runtime.process.parent"]
         module.BOOTSTRAP = module.BOOTSTRAP.replace('"linux"', '"other"')
     launch(work, ranks=2)
@@ -321,7 +321,7 @@ def test_no_rank_outlives_its_parent(scripts: Scripts, number: signal.Signals, w
 
     eventually(up)
     if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as the terminal does
+        os.killpg(process.pid, number)  # like a terminal
     else:
         process.send_signal(number)
     done = scripts.finish(process)
@@ -362,7 +362,7 @@ with open(f"said.{os.environ['RANK']}", "w") as file:
 """
 
 
-def test_under_torchrun_it_joins_what_is_there(scripts: Scripts) -> None:
+def test_under_torchrun_launch_joins_the_process_group(scripts: Scripts) -> None:
     script = scripts.start(JOINED, under=TORCHRUN)
     assert script.wait() == 0, (scripts.folder / "err").read_text()
     for rank in range(2):
@@ -374,7 +374,7 @@ def test_under_torchrun_it_joins_what_is_there(scripts: Scripts) -> None:
 # Stacks
 
 
-def test_stacks_of_all_ranks_wherever_they_are(scripts: Scripts) -> None:
+def test_stacks_of_ranks_in_any_state(scripts: Scripts) -> None:
     done = scripts.run("from rank_functions import *\nif __name__ == '__main__': report(standing, ranks=5)")
     assert "rank 0 failed: LookupError: enough" in done.said[0]["message"]
     reason, *parts = done.err.split("weft: stacks of rank ")
@@ -391,7 +391,7 @@ def test_stacks_of_all_ranks_wherever_they_are(scripts: Scripts) -> None:
     assert other_host.startswith("weft: rank 6 (pid 7) is on another host, elsewhere")
 
 
-def test_a_process_that_does_not_listen_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_without_a_handler_gets_no_signal(capfd: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
         try:
             hang_dump.dump({1: (socket.gethostname(), process.pid), 2: ("?", "x")}, rank=0, reason="?")  # type: ignore[dict-item]
@@ -401,8 +401,10 @@ def test_a_process_that_does_not_listen_is_left_alone(capfd: pytest.CaptureFixtu
     assert f"rank 1 (pid {process.pid}) has no stack dump enabled" in capfd.readouterr().err
 
 
-def test_ranks_ask_one_at_a_time(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All deadlines pass at once; who comes while another rank asks does not ask again."""
+def test_only_one_rank_dumps_stacks_at_a_time(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All deadlines pass at once; a rank that waits for another dump does not start a second one."""
     waits = threading.Event()
 
     def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What is freed stays with its process, and so costs no page faults."""
+"""Freed memory stays with its process, so reusing it causes no page faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from weft.runtime.process import malloc
 
 glibc = pytest.mark.skipif(
-    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is told"
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="configures the allocator of glibc"
 )
 SCRIPT = """
 import resource, sys
@@ -23,7 +23,7 @@ if "keep" in sys.argv:
     keep_freed_memory()
 
 def step():
-    some = [torch.ones(300_000) for _ in range(30)]  # of 1.2 MB each
+    tensors = [torch.ones(300_000) for _ in range(30)]  # of 1.2 MB each
 
 for _ in range(3):
     step()
@@ -32,7 +32,7 @@ for _ in range(10):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-PAGES = 30 * 1_200_000 // resource.getpagesize()  # of a step
+PAGES = 30 * 1_200_000 // resource.getpagesize()  # per step
 
 
 def faults(*arguments: str, **environment: str) -> int:
@@ -42,16 +42,16 @@ def faults(*arguments: str, **environment: str) -> int:
 
 
 @glibc
-def test_what_is_freed_is_used_again_without_page_faults() -> None:
-    assert faults("keep") < PAGES  # for ten steps; the next test shows that there could be more
+def test_freed_memory_is_reused_without_page_faults() -> None:
+    assert faults("keep") < PAGES  # in ten steps; the next test is the control
 
 
 @glibc
-def test_who_has_chosen_otherwise_is_left_alone() -> None:
+def test_malloc_settings_of_the_user_are_kept() -> None:
     assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072") > 5 * PAGES
 
 
-def test_it_does_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_happens_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     asked: list[object] = []
     monkeypatch.setattr("ctypes.CDLL", asked.append)
