@@ -31,6 +31,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.imports import LAYERS, ROOMS
 
 from weft.cli import main
 from weft.schedule import load_schedule_function, write_csv
@@ -312,11 +313,15 @@ def test_every_name_in_contributing_is_in_its_file() -> None:
             assert re.search(rf"\b{name}\b", (ROOT / path).read_text("utf-8")), f"{path} has no {name}"
 
 
-def test_the_drawings_show_every_room() -> None:
-    packages, rooms = (set(re.findall(r"^(\w+)", text, re.MULTILINE)) for _, text in blocks("CONTRIBUTING", "text"))
-    home = ROOT / "src" / "weft"
-    assert packages - {"cli", "arguments"} == {init.parent.name for init in home.glob("*/__init__.py")}
-    assert rooms - {"pipeline", "report", "tree"} == {init.parent.name for init in home.glob("runtime/*/__init__.py")}
+def test_the_drawings_show_the_order_of_imports() -> None:
+    """From top to bottom; tests/test_imports.py checks that imports keep to it."""
+    packages, rooms = (re.findall(r"^(\w+)", text, re.MULTILINE) for _, text in blocks("CONTRIBUTING", "text"))
+    (modules,) = re.findall(r"small modules: ([^.]*)\.", text_of("CONTRIBUTING"))
+    small = re.findall(r"`(\w+)`", modules)
+    layers = [layer for layer in reversed(LAYERS) if not layer.startswith("__")]
+    assert packages == layers[: len(packages)]
+    assert sorted(small) == sorted(layers[len(packages) :])
+    assert rooms == [room for room in reversed(ROOMS) if room != "__init__"]
 
 
 def targets() -> set[str]:
