@@ -3,7 +3,8 @@
 A forked process looks like one with its own interpreter: it leads a session and has its own working directory,
 environment, arguments, path and __main__. Orders arrive as lines of JSON; their `kind` is one of
 
-script   run a script, or a module such as torchrun with a script; the ranks that it launches are new interpreters
+script   run a script, or a module such as torchrun with a script; the ranks that it launches are new interpreters,
+         or forked if the order says so
 weft     run a command line of weft; ranks are forked
 launch   call `weft.launch`; ranks are forked
 
@@ -41,7 +42,7 @@ PATH = sys.path[1:]  # without this folder
 def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
-        if order["kind"] != "script":
+        if order["kind"] != "script" or order["forked"]:
             import_for_ranks()
         if order["kind"] == "weft":
             import_for_commands()
@@ -111,6 +112,8 @@ def run_script(order: Mapping[str, Any]) -> None:
     if order["module"]:
         runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
         return
+    if order["forked"]:
+        fork_ranks()
     fresh = sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")  # see multiprocessing
     fresh.__file__ = script
     exec(compile(Path(script).read_text(), script, "exec"), fresh.__dict__)

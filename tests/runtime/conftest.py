@@ -26,8 +26,19 @@ def launch(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Iterat
         pool.end()
 
 
+@pytest.fixture(params=["forked ranks", pytest.param("new interpreters", marks=pytest.mark.slow)])
+def scripts(tmp_path: Path, starter: Starter, request: pytest.FixtureRequest) -> Iterator[Scripts]:
+    """For scripts that launch ranks, which start within a moment or, in `make test-all`, as users start them."""
+    scripts = Scripts(tmp_path, starter, forked=request.param == "forked ranks")
+    try:
+        yield scripts
+    finally:
+        scripts.end()
+
+
 @pytest.fixture
-def scripts(tmp_path: Path, starter: Starter) -> Iterator[Scripts]:
+def new_interpreters(tmp_path: Path, starter: Starter) -> Iterator[Scripts]:
+    """For scripts whose ranks must not know what the script has imported, and for torchrun."""
     scripts = Scripts(tmp_path, starter)
     try:
         yield scripts

@@ -428,13 +428,14 @@ def run_script() -> list[dict[str, Any]]:
     return [train(CASES[number]) for number in SCRIPT_CASES]
 
 
-def test_the_same_under_torchrun(scripts: Scripts) -> None:
+@pytest.mark.slow
+def test_the_same_under_torchrun(new_interpreters: Scripts) -> None:
     """One script, two ways to start it: each rank under torchrun equals virtual ranks."""
-    script = scripts.start(SCRIPT, under=TORCHRUN, environment={"PYTHONPATH": ROOT})
-    assert script.wait() == 0, (scripts.folder / "err").read_text()
-    eventually(lambda: not scripts.alive())
+    script = new_interpreters.start(SCRIPT, under=TORCHRUN, environment={"PYTHONPATH": ROOT})
+    assert script.wait() == 0, (new_interpreters.folder / "err").read_text()
+    eventually(lambda: not new_interpreters.alive())
     for rank in range(2):
-        found = json.loads((scripts.folder / f"result.{rank}").read_text())
+        found = json.loads((new_interpreters.folder / f"result.{rank}").read_text())
         for number, ran in zip(SCRIPT_CASES, found, strict=True):
             expected = virtual(number, 2)
             assert ran["state"] == expected["state"]

@@ -552,31 +552,36 @@ def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:
     assert "weft.errors.RunError: rank 0 failed: RunError: rank 0 waited 3 s for the backward of micro-batch 0" in stops
 
 
-@pytest.mark.parametrize("under", [(), TORCHRUN], ids=["launch", "torchrun"])
-def test_ctrl_c_ends_all_ranks_at_once(scripts: Scripts, under: tuple[str, ...]) -> None:
-    """While one rank loops forever and the other waits for it inside gloo."""
+def interrupt(scripts: Scripts, *, under: tuple[str, ...] = ()) -> Done:
+    """Press Ctrl-C while one rank loops forever and the other waits for it inside gloo."""
     script = scripts.start(USERS.replace("3.0", "60.0"), "spins", under=under, environment=environment(scripts))
-    wait_for_moment(scripts, script)
-    os.killpg(script.pid, signal.SIGINT)  # like a terminal
-    done = finish(scripts, script)
-    if under:
-        assert done.code == 1
-    else:
-        assert done.code == -signal.SIGINT
-        assert done.err.count("Traceback") == 1
-        assert done.err.splitlines()[-1] == "KeyboardInterrupt"
 
-
-def wait_for_moment(scripts: Scripts, script: Script) -> None:
-    def there() -> bool:
+    def spins() -> bool:
         assert script.poll() is None, (scripts.folder / "err").read_text()
         return (scripts.folder / "moment").exists()
 
-    eventually(there)
+    eventually(spins)
+    os.killpg(script.pid, signal.SIGINT)  # like a terminal
+    return finish(scripts, script)
 
 
-@pytest.mark.parametrize("does", ["raises", "dies", "spins"])
-def test_torchrun_ends_when_a_rank_breaks(scripts: Scripts, does: str) -> None:
+def test_ctrl_c_ends_all_ranks_at_once(scripts: Scripts) -> None:
+    done = interrupt(scripts)
+    assert done.code == -signal.SIGINT
+    assert done.err.count("Traceback") == 1
+    assert done.err.splitlines()[-1] == "KeyboardInterrupt"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_torchrun_at_once(new_interpreters: Scripts) -> None:
+    assert interrupt(new_interpreters, under=TORCHRUN).code == 1
+
+
+@pytest.mark.parametrize(
+    "does", ["raises", pytest.param("dies", marks=pytest.mark.slow), pytest.param("spins", marks=pytest.mark.slow)]
+)
+def test_torchrun_ends_when_a_rank_breaks(new_interpreters: Scripts, does: str) -> None:
+    scripts = new_interpreters
     done = finish(scripts, scripts.start(USERS, does, under=TORCHRUN, environment=environment(scripts)))
     assert done.code == 1
     if does == "raises":

@@ -71,10 +71,10 @@ if __name__ == "__main__":
 """
 
 
-def test_results_come_back_by_rank_and_by_value(scripts: Scripts) -> None:
+def test_results_come_back_by_rank_and_by_value(new_interpreters: Scripts) -> None:
     away = [name for _, name in socket.if_nameindex() if not name.startswith("lo")]
     cluster = {"GLOO_SOCKET_IFNAME": away[-1] if away else ""}  # a setting of a cluster, which must not apply here
-    done = scripts.run(GOOD, environment=cluster)
+    done = new_interpreters.run(GOOD, environment=cluster)
     assert (done.code, done.err) == (0, "")
     (said,) = done.said
     assert said["values"] == [[10.0, 10.0], [11.0, 11.0], [12.0, 12.0]]
@@ -169,8 +169,8 @@ def test_a_script_without_a_main_guard_is_refused(scripts: Scripts) -> None:
     assert done.err.count("Traceback") == 1
 
 
-def test_a_function_that_ranks_cannot_import_is_refused(scripts: Scripts) -> None:
-    done = scripts.run(
+def test_a_function_that_ranks_cannot_import_is_refused(new_interpreters: Scripts) -> None:
+    done = new_interpreters.run(
         "import sys, types\n"
         "from rank_functions import report\n"
         "if __name__ == '__main__':\n"
@@ -362,11 +362,11 @@ with open(f"said.{os.environ['RANK']}", "w") as file:
 """
 
 
-def test_under_torchrun_launch_joins_the_process_group(scripts: Scripts) -> None:
-    script = scripts.start(JOINED, under=TORCHRUN)
-    assert script.wait() == 0, (scripts.folder / "err").read_text()
+def test_under_torchrun_launch_joins_the_process_group(new_interpreters: Scripts) -> None:
+    script = new_interpreters.start(JOINED, under=TORCHRUN)
+    assert script.wait() == 0, (new_interpreters.folder / "err").read_text()
     for rank in range(2):
-        said = json.loads((scripts.folder / f"said.{rank}").read_text())
+        said = json.loads((new_interpreters.folder / f"said.{rank}").read_text())
         assert said["joined"] == [[["first", rank, 2]], [["second", rank, 2]], [["third", rank, 2]]]
         assert "(ranks: 3, WORLD_SIZE: 2); start 3 processes with torchrun, or use ranks=2" in said["refused"]
 
