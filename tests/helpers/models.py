@@ -1,4 +1,4 @@
-"""What the law tests train: three tiny models, random mini-batches, and a case run by weft and by the oracle.
+"""Cases of the law tests: three tiny models, random mini-batches, and a case run by weft and by the oracle.
 
 Every model has eight layers, so that the deepest cut (eight chunks) has one layer a chunk. Rows of 16 floats fill a
 cache line: a micro-batch is aligned alike whether it is a slice of the mini-batch or a message, and so are the sums
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 def mlp() -> nn.Sequential:
     linear = [nn.Linear(WIDTH, WIDTH) for _ in range(8)]
     for layer in linear:
-        nn.init.xavier_normal_(layer.weight, gain=5 / 3)  # else the early ones hardly learn, whatever they read
+        nn.init.xavier_normal_(layer.weight, gain=5 / 3)  # otherwise the early layers hardly learn, whatever they read
     return nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in linear))
 
 

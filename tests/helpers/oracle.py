@@ -1,4 +1,4 @@
-"""What each method computes, told a second time: DESIGN section 2 in plain PyTorch, one process, nothing of weft.
+"""A second implementation of each method: DESIGN section 2 in plain PyTorch, one process, without weft.
 
 No pipeline, no schedule, no order of work: mini-batch `t` passes chunk `k` with micro-batch `j` at the weights
 after `t - delay(k, j)` updates, forward and backward, and the sum of its gradients makes the next version.

@@ -1,4 +1,4 @@
-"""Few rows of a large table in which every two values still meet.
+"""A few rows of a large table that still contain every pair of values.
 
 Mistakes that need three particular values at once are rare; the whole table is for `make test-all`.
 """
@@ -11,7 +11,7 @@ Row = TypeVar("Row")
 
 
 def pairwise(table: Sequence[Row], values: Callable[[Row], Sequence[Hashable]]) -> list[Row]:
-    """Rows, in their order, such that each pair of values that a row of the table has, is in one of them.
+    """Rows, in order, that contain each pair of values of any row of the table.
 
     Greedy: each time the first row with the most pairs that are still missing.
     """

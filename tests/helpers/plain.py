@@ -1,7 +1,7 @@
-"""Plain PyTorch, the measure of `weft.Pipeline` beside the law: a loop over micro-batches that adds gradients and
-steps.
+"""Plain PyTorch, the reference of `weft.Pipeline` besides the law: a loop over micro-batches that accumulates gradients
+and steps.
 
-Synchronous schedules have to equal it to the bit, unless a test says why not; asynchronous ones equal the law's oracle.
+Synchronous schedules are bit-identical to it, unless a test says why not; asynchronous ones to the oracle of the law.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def plain(
     clip_norm: float = math.inf,
     lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
 ) -> tuple[dict[str, Tensor], list[float], list[float]]:
-    """Training as everybody writes it; the state, the loss of each mini-batch and the norm of its gradients."""
+    """Plain training: the state, the loss of each mini-batch and the norm of its gradients."""
     model = copy.deepcopy(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     steps = optimizer(trained)
@@ -113,7 +113,7 @@ def cut(tree: Any, parts: int) -> list[Any]:
 
 
 def differing(left: dict[str, Tensor], right: dict[str, Tensor], *, within: float = 0.0) -> list[str]:
-    """Names of tensors that are not equal to the bit, or, with `within`, that far apart for their size."""
+    """Names of tensors that are not bit-identical, or that differ by more than `within`, relative to their size."""
     assert list(left) == list(right)
     return [
         name
@@ -124,7 +124,7 @@ def differing(left: dict[str, Tensor], right: dict[str, Tensor], *, within: floa
 
 
 def law(model: nn.Sequential, data: Iterable[Batch], pipe: weft.Pipeline, **options: Any) -> dict[str, Tensor]:
-    """The oracle's state for what an asynchronous pipeline was trained with."""
+    """The state of the oracle, trained like an asynchronous pipeline."""
     schedule = pipe.schedule
     oracle = Oracle(
         model,

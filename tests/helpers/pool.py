@@ -91,7 +91,7 @@ class Pool:
 
 
 def serve(address: str, store_path: str) -> None:
-    """What a rank of a pool runs."""
+    """The main function of a rank of a pool."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     store = dist.FileStore(store_path, ranks)  # type: ignore[attr-defined]
     gc.freeze()  # so that collecting what a function leaves takes no time

@@ -1,4 +1,4 @@
-"""What the law tests of prediction train: optimizers, and a case run by weft and by the oracle."""
+"""Cases of the law tests of prediction: optimizers, and a case run by weft and by the oracle."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ UPDATES = models.Case.updates
 
 
 def two_groups(params: Iterable[nn.Parameter], options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Biases with options of their own, then matrices: not the order of the model."""
+    """Biases with separate options, then matrices: not in the order of the model."""
     members = list(params)
     return [
         {"params": [parameter for parameter in members if parameter.ndim == 1], **options},

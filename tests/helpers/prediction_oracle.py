@@ -1,4 +1,4 @@
-"""What methods with weight prediction compute, written a second time: plain PyTorch, one process, nothing of weft.
+"""A second implementation of the methods with weight prediction: plain PyTorch, one process, without weft.
 
 No pipeline, no order of work: mini-batch `t` passes chunk `k` with micro-batch `j` forward at the weights after
 `t - delay` updates, predicted `ahead` more from the optimizer's state as it was after those updates, and backward at

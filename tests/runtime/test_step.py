@@ -1,5 +1,5 @@
-"""What a step tells and does: learning rates, evaluation, losses, what is not a number, norms, replicas; with schedules
-and models of the user's own. Measured by plain training (`plain.py`)."""
+"""Steps and their results: learning rates, evaluation, losses, NaN, norms, replicas; with custom schedules and models.
+Compared with plain training (`plain.py`)."""
 
 import copy
 import math
@@ -45,7 +45,7 @@ def falling(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSche
 
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
-def test_learning_rates_go_by_updates(name: str) -> None:
+def test_learning_rates_step_with_updates(name: str) -> None:
     model, data = linear(), batches(4)
     pipe = pipeline(model, schedule=name, lr_scheduler=falling)
     state = train(pipe, data)
@@ -64,7 +64,7 @@ def test_learning_rates_go_by_updates(name: str) -> None:
 
 
 def mean_loss(model: nn.Module, data: Iterable[Batch]) -> float:
-    """Over samples, in one piece each."""
+    """The mean loss over samples, each batch in one piece."""
     model = copy.deepcopy(model).eval()
     with torch.no_grad():
         parts = [(functional.mse_loss(model(x), y).item() * len(x), len(x)) for x, y in data]
@@ -72,7 +72,7 @@ def mean_loss(model: nn.Module, data: Iterable[Batch]) -> float:
 
 
 class Noisy(nn.Module):
-    """Dropout, and statistics that an evaluation must read and not write."""
+    """Has dropout, and statistics that an evaluation must read and not write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,12 +84,12 @@ class Noisy(nn.Module):
 
 def noisy() -> nn.Sequential:
     model = seeded(*[Noisy] * 8)
-    model.get_submodule("3.norm").eval()  # a user's own choice, which has to survive
+    model.get_submodule("3.norm").eval()  # a choice of the user, which has to survive
     return model
 
 
 def check_evaluation(pipe: weft.Pipeline, model: nn.Module) -> None:
-    """It is that of the model whose state_dict a user would save, and leaves no trace."""
+    """The evaluation is that of the saved model, and has no side effects."""
     for batch in batches(3):
         pipe.step(*batch)
     held_out = [(numbers(rows, WIDTH, seed=rows), numbers(rows, WIDTH, seed=9)) for rows in (16, 7, 3, 1, 5)]
@@ -102,7 +102,7 @@ def check_evaluation(pipe: weft.Pipeline, model: nn.Module) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_evaluation_is_the_mean_over_samples(name: str, recompute: bool) -> None:
-    """Batches that micro-batches don't divide, and with fewer samples than micro-batches, weigh by their samples."""
+    """Batches of any size, even with fewer samples than micro-batches, are weighted by their samples."""
     check_evaluation(pipeline(noisy(), schedule=name, recompute=recompute), noisy())
 
 
@@ -112,12 +112,12 @@ def test_replicas_evaluate_together(name: str) -> None:
 
 
 def test_replicas_evaluate_with_the_statistics_of_the_first() -> None:
-    """For these are the model's, and the others are lost with the run."""
+    """Only these are saved with the model."""
     check_evaluation(pipeline(noisy(), microbatches=2, replicas=2), noisy())
 
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
-def test_training_goes_on_after_an_evaluation_as_after_a_flush(name: str) -> None:
+def test_training_continues_after_an_evaluation_as_after_a_flush(name: str) -> None:
     def run(pause: Callable[[weft.Pipeline], object]) -> dict[str, Tensor]:
         pipe = pipeline(noisy(), schedule=name)
         for t, batch in enumerate(batches(6)):
@@ -134,7 +134,7 @@ def test_training_goes_on_after_an_evaluation_as_after_a_flush(name: str) -> Non
         assert differing(run(lambda pipe: None), flushed) == []
 
 
-def test_modes_are_put_back_when_an_evaluation_fails() -> None:
+def test_modes_are_restored_when_an_evaluation_fails() -> None:
     pipe = pipeline(noisy())
     with pytest.raises(WeftError):
         pipe.evaluate([(torch.zeros(3, WIDTH), None)])
@@ -147,7 +147,7 @@ def test_modes_are_put_back_when_an_evaluation_fails() -> None:
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_a_result_has_the_loss_of_the_mini_batch_that_it_names(name: str, stages: int) -> None:
-    """With weights that stay, a loss tells which mini-batch it is of."""
+    """With constant weights, a loss identifies its mini-batch."""
     data = batches(8)
     losses = plain(linear(), data, optimizer=still)[1]
     pipe = pipeline(linear(), schedule=name, stages=stages, optimizer=still)
@@ -167,14 +167,14 @@ def test_a_result_has_the_loss_of_the_mini_batch_that_it_names(name: str, stages
     assert done.minibatch == 7
     assert done.loss == pytest.approx(losses[7], rel=1e-6)
     pipe.step(*data[0])
-    done = pipe.flush()  # mini-batches count on
+    done = pipe.flush()  # mini-batches are still counted
     assert done.minibatch == 8
     assert done.loss == pytest.approx(losses[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_a_step_does_not_drain_an_asynchronous_pipeline(name: str) -> None:
-    """Behind every step micro-batches are in flight, whose backward is still to come."""
+def test_a_step_does_not_flush_an_asynchronous_pipeline(name: str) -> None:
+    """After every step, micro-batches are in flight whose backward has not run."""
     runs: list[list[int]] = [[] for _ in range(8)]
     pipe = pipeline([Counted(run_log) for run_log in runs], schedule=name, stages=4)
     for t, batch in enumerate(batches(5), start=1):
@@ -188,11 +188,11 @@ def test_a_step_does_not_drain_an_asynchronous_pipeline(name: str) -> None:
     assert not any(built.chunk.in_flight for built in pipe._assembly.chunks.values())
 
 
-# Not a number
+# NaN
 
 
-def spoilt(data: list[Batch], *, at: Sequence[int]) -> list[Batch]:
-    """One sample of the last micro-batch of some mini-batches is not a number."""
+def with_nan(data: list[Batch], *, at: Sequence[int]) -> list[Batch]:
+    """Make one sample of the last micro-batch of some mini-batches NaN."""
     data = copy.deepcopy(data)
     for t in at:
         data[t][0][-1, 0] = math.nan
@@ -200,19 +200,19 @@ def spoilt(data: list[Batch], *, at: Sequence[int]) -> list[Batch]:
 
 
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
-def test_nan_stops_unless_told_otherwise(name: str) -> None:
+def test_nan_stops_by_default(name: str) -> None:
     pipe = pipeline(linear(), schedule=name)
     with pytest.raises(WeftError, match=r'mini-batch 2, micro-batch 3 .*: the loss is nan; .*nan="skip"'):
-        train(pipe, spoilt(batches(4), at=[2]))
+        train(pipe, with_nan(batches(4), at=[2]))
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1e9}, {"recompute": True}], ids=["", "clip", "recompute"])
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_nan_skips_the_update_of_its_mini_batch(name: str, options: dict[str, Any]) -> None:
-    """The version after it is the one before it; the learning rate does not fall for it. With a norm to 1e-6."""
+    """The next version equals the last one; the learning rate does not step. With a norm to 1e-6."""
     if name == "pipedream" and "clip_norm" in options:
         pytest.skip("pipedream has no norm over chunks of different delays")
-    model, data = linear(), spoilt(batches(6), at=[1, 4])
+    model, data = linear(), with_nan(batches(6), at=[1, 4])
     pipe = pipeline(model, schedule=name, nan="skip", lr_scheduler=falling, **options)
     results = [pipe.step(*batch) for batch in data] + [pipe.flush()]
     assert [result.skipped for result in results][-1] == 2
@@ -242,9 +242,9 @@ def test_nan_skips_the_update_of_its_mini_batch(name: str, options: dict[str, An
 
 @pytest.mark.parametrize("front", [False, True])
 def test_nan_in_one_replica_skips_on_all(front: bool) -> None:
-    """Also where the first chunk has nothing to update, but still counts."""
+    """Also where the first chunk has nothing to update but still counts the skip."""
     model = nn.Sequential(nn.Tanh(), *linear(3)) if front else linear(4)
-    data = spoilt(batches(3), at=[1])  # in the second replica
+    data = with_nan(batches(3), at=[1])  # in the second replica
     pipe = pipeline(model, nan="skip", microbatches=2, replicas=2, balance=[1, 3])
     results = [pipe.step(*batch) for batch in data]
     assert [result.skipped for result in results] == [0, 1, 1]
@@ -261,7 +261,7 @@ def test_nan_in_one_replica_skips_on_all(front: bool) -> None:
 def test_the_norm_is_over_all_chunks_and_counts_tied_weights_once(
     name: str, stages: int, options: dict[str, Any]
 ) -> None:
-    """To 1e-6, as it is added up chunk by chunk. 2bw's gradients are plain ones where weights stay."""
+    """To 1e-6, since it is summed by chunk. With constant weights, the gradients of 2bw are those of plain training."""
     if stages > options.get("microbatches", 4) and name in ("2bw", "interleaved"):
         pytest.skip("has fewer micro-batches than stages")
     model, data = linear(), batches(4)
@@ -282,7 +282,7 @@ def test_the_norm_is_over_all_chunks_and_counts_tied_weights_once(
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_wpipe_has_a_norm_for_each_group(stages: int) -> None:
-    """The first mini-batch of all is computed at the weights that it updates, so plain gradients tell."""
+    """The very first mini-batch reads the weights that it updates, so its gradients are those of plain training."""
     model, (inputs, targets) = linear(), batches(1)[0]
     pipe = pipeline(model, schedule="wpipe", stages=stages, clip_norm=0.01, balance=[4 // stages] * 2 * stages)
     pipe.step(inputs, targets)
@@ -309,14 +309,14 @@ def test_pipedream_has_no_norm(stages: int) -> None:
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_replicas_are_a_larger_mini_batch(name: str, stages: int) -> None:
-    """To 1e-6: each replica adds its own micro-batches first. With one stage it is plain data parallelism."""
+    """To 1e-6: each replica sums its micro-batches first. With one stage this is plain data parallelism."""
     model, data = linear(), batches(3)
     pipe = pipeline(model, schedule=name, stages=stages, microbatches=2, replicas=2)
     losses = [pipe.step(*batch).loss for batch in data]
     state, expected, _ = plain(model, data)
     assert differing(pipe.state_dict(), state, within=1e-6) == []
     assert losses == pytest.approx(expected, rel=1e-6)
-    for built in pipe._assembly.chunks.values():  # all copies are one
+    for built in pipe._assembly.chunks.values():  # all copies are equal
         for name in built.state:
             assert torch.equal(built.tensor(name), pipe.state_dict()[name])
 
@@ -328,7 +328,7 @@ def test_the_loss_is_that_of_all_replicas_where_the_first_chunk_has_nothing_to_u
     assert losses == pytest.approx(plain(model, data)[1], rel=1e-6)
 
 
-# Schedules of the user's own
+# Custom schedules
 
 
 def test_a_schedule_from_a_file_trains(tmp_path: Path) -> None:
@@ -343,8 +343,8 @@ def test_a_schedule_from_a_file_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", [1, 2])
-def test_an_asynchronous_schedule_of_the_users_own_trains(late: int) -> None:
-    """One stage that reads weights some updates old: nothing but data tells the engine."""
+def test_a_custom_asynchronous_schedule_trains(late: int) -> None:
+    """One stage that reads weights some updates old: the engine knows this only from the schedule's data."""
     schedule = weft.Schedule(
         name="late",
         stages=1,
@@ -371,7 +371,7 @@ def test_an_asynchronous_schedule_of_the_users_own_trains(late: int) -> None:
 
 
 class Marked(nn.Module):
-    """A forward of its own, with a skip connection over both marks."""
+    """A custom forward, with a skip connection over both marks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -389,7 +389,7 @@ class Marked(nn.Module):
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_a_model_cut_at_marks(name: str) -> None:
-    """Unless a schedule wants more chunks than the marks make."""
+    """Unless a schedule needs more chunks than the marks make."""
     if name == "interleaved":
         pytest.skip("wants four chunks of three layers")
     model = seeded(Marked)[0]
@@ -436,7 +436,7 @@ HUGGING_FACE = {
 
 
 def words(name: str) -> list[Batch]:
-    """Texts of other lengths in every mini-batch, some of them padded."""
+    """Texts of different lengths in every mini-batch, some of them padded."""
     made = []
     for t, length in enumerate((6, 9, 4)):
         tokens = torch.randint(50, (8, length), generator=torch.Generator().manual_seed(t))
@@ -452,8 +452,8 @@ def token_loss(output: Any, target: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_hugging_face_models_train(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Synchronously to 1e-6 of plain training (GPT-2 adds the gradients of its tied embedding chunk by chunk),
-    asynchronously by the law, which the oracle computes with the same layers."""
+    """Synchronous schedules agree with plain training to 1e-6 (GPT-2 sums the gradients of its tied embedding by
+    chunk), asynchronous ones with the oracle of the law, which has the same layers."""
     make, at = HUGGING_FACE[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -471,7 +471,7 @@ def test_hugging_face_models_train(name: str, monkeypatch: pytest.MonkeyPatch) -
 
     def keep(*args: Any, **kwargs: Any) -> list[nn.Module]:
         found = cut_layers(*args, **kwargs)
-        layers.extend(copy.deepcopy(found))  # as they are before they are trained
+        layers.extend(copy.deepcopy(found))  # before training
         return found
 
     monkeypatch.setattr("weft.runtime.partition.layers.cut_layers", keep)
@@ -495,7 +495,7 @@ def test_hugging_face_models_train(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 class Batched(dict[str, Tensor]):
-    """A dict that is cut as a tensor is, for the oracle."""
+    """A dict that can be chunked like a tensor, for the oracle."""
 
     def chunk(self, parts: int) -> list[dict[str, Tensor]]:
         return cut(dict(self), parts)

@@ -26,7 +26,7 @@ NESTS = st.recursive(
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in type too, for 1 is no True and a list no tuple; a tensor is equal to itself only."""
+    """Equal in type too: 1 is not True, and a list is not a tuple; a tensor is equal only to itself."""
     if type(left) is not type(right):
         return False
     if isinstance(left, Tensor):
@@ -35,7 +35,7 @@ def same(left: Any, right: Any) -> bool:
         return same(list(left.items()), list(right.items()))  # in the same order
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
-    return repr(left) == repr(right)  # -0.0 is no 0.0
+    return repr(left) == repr(right)  # -0.0 is not 0.0
 
 
 @given(NESTS)
@@ -46,7 +46,7 @@ def test_unflatten_is_the_inverse_of_flatten(tree: Any) -> None:
 
 @given(NESTS)
 def test_a_skeleton_survives_json(tree: Any) -> None:
-    """As links send it; the tensors travel by themselves."""
+    """As links send it; the tensors travel separately."""
     tensors, skeleton = flatten(tree)
     again = from_json(json.loads(json.dumps(skeleton)))
     assert again == skeleton
@@ -55,13 +55,13 @@ def test_a_skeleton_survives_json(tree: Any) -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [*combinations([1, True, 1.0], 2), (0.0, -0.0)])
-def test_plain_values_that_python_holds_equal(left: Any, right: Any) -> None:
-    """1, True and 1.0 are other values to a layer, and one key in a dict; so are 0.0 and -0.0. A link sends a skeleton
-    once and then goes by its number, so equal has to mean alike."""
+def test_plain_values_that_compare_equal_in_python(left: Any, right: Any) -> None:
+    """1, True and 1.0 differ for a layer, but are one key in a dict; so are 0.0 and -0.0. A link sends a skeleton
+    once and then refers to it by number, so equal skeletons have to be identical."""
     assert flatten((left,))[1] != flatten((right,))[1]
 
 
-def test_tensors_come_in_the_order_of_the_nest() -> None:
+def test_tensors_are_in_the_order_of_the_tree() -> None:
     a, b, c, d = (torch.zeros(1) for _ in range(4))
     tensors, skeleton = flatten({"z": a, "a": [b, (None, c)], "n": 3, "last": d})
     assert [id(tensor) for tensor in tensors] == [id(a), id(b), id(c), id(d)]
@@ -84,7 +84,7 @@ class Strange:
         (Strange(), "Strange"),
         ({"x": [{1, 2}]}, "builtins.set"),
         ({(0, 1): torch.zeros(1)}, "builtins.dict"),
-        ({True: torch.zeros(1)}, "builtins.dict"),  # JSON would make a text of it
+        ({True: torch.zeros(1)}, "builtins.dict"),  # JSON would make it a string
         (b"raw", "builtins.bytes"),
         (1j, "builtins.complex"),
     ],
@@ -94,7 +94,7 @@ def test_what_no_message_can_carry(value: Any, name: str) -> None:
         flatten((torch.zeros(1), value))
 
 
-def test_over_changes_tensors_alone() -> None:
+def test_map_tensors_changes_only_tensors() -> None:
     x = torch.ones(2)
     tree = {"x": x, "rest": [None, 2.5, ("text", torch.full((), 3))]}
     doubled = map_tensors(lambda tensor: tensor * 2, tree)
@@ -125,7 +125,7 @@ def test_batches_without_one_size(tree: Any, found: str) -> None:
 
 @given(st.integers(0, 9), st.integers(1, 5))
 def test_pieces_are_the_batch_in_order(samples: int, parts: int) -> None:
-    """Of sizes that differ by one at the most, the larger ones first; what has no samples is in every piece."""
+    """Their sizes differ by at most one, larger ones first; values without samples are in every piece."""
     rows = torch.arange(samples)
     cut = pieces({"rows": rows, "same": (torch.tensor(7), "text")}, parts)
     sizes = [len(piece["rows"]) for piece in cut]

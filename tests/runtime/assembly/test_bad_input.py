@@ -1,4 +1,4 @@
-"""Bad input: the error states the rule, the values and the remedy, as early as it can be known, on every rank."""
+"""Bad input: the error states the rule, the values and the remedy, as early as possible and on every rank."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CHOICES)
-def test_choices_that_cannot_be(case: str) -> None:
+def test_invalid_options_are_refused(case: str) -> None:
     options, message = CHOICES[case]
     with pytest.raises(WeftError, match=message):
         pipeline(**options)
@@ -178,14 +178,14 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_models_that_cannot_be(case: str) -> None:
+def test_invalid_models_are_refused(case: str) -> None:
     make, message = MODELS[case]
     with pytest.raises(WeftError, match=message):
         pipeline(make())
 
 
-def test_schedules_of_the_users_own_are_verified() -> None:
-    """A schedule in which ranks would wait for each other for ever is refused before there is a rank to wait."""
+def test_custom_schedules_are_verified() -> None:
+    """A schedule that would deadlock is refused before any rank runs."""
     stuck = weft.Schedule(name="stuck", stages=2, microbatches=1, streams=["0B0 0F0", "1F0 1B0"])
     with pytest.raises(ScheduleError):
         pipeline(schedule=stuck, microbatches=1)
@@ -201,7 +201,7 @@ def test_a_schedule_for_other_sizes(options: dict[str, int]) -> None:
         pipeline(schedule=built, **options)
 
 
-# What a step is given
+# Arguments of a step
 
 
 @pytest.mark.parametrize("samples", [0, 2, 6, 9])
@@ -215,8 +215,8 @@ def test_a_batch_that_micro_batches_do_not_divide(what: str, samples: int) -> No
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "2bw", "wpipe"])
-def test_a_batch_that_is_refused_leaves_no_trace(schedule: str) -> None:
-    """On virtual ranks, where all of them know at once: training goes on as if it had not been there."""
+def test_a_refused_batch_has_no_effect(schedule: str) -> None:
+    """On virtual ranks, which all refuse it at once: training continues as if it had not been passed."""
     pipes = []
     for bad in (False, True):
         torch.manual_seed(0)
@@ -239,7 +239,7 @@ def test_replicas_need_a_multiple_too() -> None:
 
 
 @pytest.mark.parametrize(("what", "rank", "chunk"), [("inputs", 0, 0), ("targets", 1, 1)])
-def test_nothing_is_given(what: str, rank: int, chunk: int) -> None:
+def test_missing_inputs_and_targets_are_refused(what: str, rank: int, chunk: int) -> None:
     pipe = pipeline()
     batch = {"inputs": rows(), "targets": rows()} | {what: None}
     with pytest.raises(WeftError, match=rf"rank {rank} holds chunk {chunk} and needs {what} \(got None\)"):
@@ -264,7 +264,7 @@ class Strange(nn.Linear):
         return {super().forward(x)}
 
 
-def test_a_layer_that_gives_what_no_message_can_carry() -> None:
+def test_a_layer_output_that_no_message_can_carry() -> None:
     model = nn.Sequential(Strange(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     with pytest.raises(WeftError, match=r"builtins\.set\); let the layer before the cut return such values"):
         pipeline(model).step(rows(), rows())
@@ -305,16 +305,16 @@ def test_a_loss_that_is_not_finite(value: float) -> None:
         pipe.step(rows(), rows() * value)
 
 
-def test_an_evaluation_of_nothing() -> None:
+def test_an_evaluation_without_batches() -> None:
     with pytest.raises(WeftError, match=r"evaluate needs at least one sample \(got none from the loader\)"):
         pipeline().evaluate([])
 
 
-# Exceptions of the user's own code
+# Exceptions in user code
 
 
 class Fails(nn.Linear):
-    """Fails in its n-th forward, or in the backward of it."""
+    """Fails in its n-th forward or in the backward of that forward."""
 
     def __init__(self, *, at: int, backward: bool = False) -> None:
         super().__init__(WIDTH, WIDTH)
@@ -349,7 +349,7 @@ def failing(*, at: int, backward: bool = False) -> nn.Sequential:
     ],
 )
 def test_an_exception_names_its_place(schedule: str, backward: bool, action: str, recompute: bool) -> None:
-    """Rank, chunk, micro-batch and cause. With a recompute each forward comes a second time, for the backward."""
+    """Rank, chunk, micro-batch and cause. With a recompute each forward runs a second time, in the backward."""
     at = 5 if not recompute else 10 if not backward else 11
     pipe = pipeline(failing(at=at, backward=backward), schedule=schedule, balance=[2, 2], recompute=recompute)
     place = rf"rank 1, chunk 1, mini-batch 1, micro-batch 1 \({action}\): KeyError: 'no such thing'"
@@ -366,14 +366,14 @@ class BadStep(torch.optim.SGD):
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"replicas": 2}], ids=["", "clip", "replicas"])
 @pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
 def test_an_exception_in_an_update_names_its_place(schedule: str, options: dict[str, Any]) -> None:
-    """Also where it waits for other ranks' gradients and is made later."""
+    """Also where the update waits for gradients of other ranks and runs later."""
     pipe = pipeline(schedule=schedule, optimizer=lambda params: BadStep(params, lr=0.1), **options)
     with pytest.raises(RunError, match=r"rank \d, chunk \d, mini-batch 0, update.*: KeyError: 'no such thing'"):
         train(pipe, steps=1)
 
 
 def test_an_exception_in_the_loss_names_its_place() -> None:
-    """Such as that of targets that do not fit."""
+    """For example, with targets of the wrong shape."""
     with pytest.raises(RunError, match=r"rank 1, chunk 1, mini-batch 0, micro-batch 0 \(1F0\): "):
         pipeline(loss_fn=functional.cross_entropy).step(rows(), torch.zeros(8, 3, dtype=torch.long))
 
@@ -384,7 +384,7 @@ def test_inputs_and_targets_of_different_sizes() -> None:
 
 
 def test_several_targets_for_each_input() -> None:
-    """Targets that were flattened, one a token, go with their inputs."""
+    """Flattened targets, one per token, stay with their inputs."""
     inputs, losses = rows(), []
     for targets in (inputs, inputs.flatten()):
         torch.manual_seed(0)
@@ -399,7 +399,7 @@ def test_an_exception_in_an_evaluation_names_its_place() -> None:
         pipeline(failing(at=2), balance=[2, 2]).evaluate([(rows(), rows())])
 
 
-def test_a_pipeline_that_broke_says_so() -> None:
+def test_a_broken_pipeline_reports_the_first_error() -> None:
     pipe = pipeline(failing(at=0))
     with pytest.raises(RunError):
         pipe.step(rows(), rows())
@@ -418,7 +418,7 @@ def model_of(rank: int, difference: str) -> nn.Sequential:
 
 
 def bad(case: str, rank: int) -> object:
-    """One thing that a rank can do wrong."""
+    """Make one mistake on a rank."""
     if case in ("values", "layers", "dtype"):
         return pipeline(model_of(rank, case))
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ def test_ranks_must_agree_on_what_decides_the_result(option: str, value: Any) ->
     check([ranks[1], ranks[1]])
 
 
-def test_what_ranks_may_choose_for_themselves() -> None:
+def test_options_that_may_differ_between_ranks() -> None:
     """Where a rank computes and how long it waits changes no result."""
     assert settings(device="cpu", deadline=5.0, telemetry=3).compared() == settings().compared()
 

@@ -1,4 +1,4 @@
-"""Cuts are the best there are, and measuring leaves no trace."""
+"""Cuts are optimal, and measuring has no side effects."""
 
 from __future__ import annotations
 
@@ -76,27 +76,31 @@ def test_cuts_by_time_are_as_good_as_numbers_are(case: tuple[list[float], int]) 
         ([0, 0, 0, 0, 0, 0], 3, [2, 2, 2]),
         ([0] * 5, 2, [3, 2]),
         ([9, 1, 1, 1, 1, 1, 1], 3, [1, 3, 3]),  # all cuts have 9 as their largest chunk
-        ([4, 0, 4, 0, 4, 0], 3, [2, 2, 2]),  # what costs nothing stays with what is before it
+        ([4, 0, 4, 0, 4, 0], 3, [2, 2, 2]),  # a layer without cost stays with the layer before it
         ([2**61 - 1, 1, 2**61 - 1], 2, [2, 1]),
         ([2, 9, 8, 0, 6, 3], 4, [1, 1, 2, 2]),
-        ([2**53, 1, 2**53 - 1], 2, [1, 2]),  # which doubles can't tell from [2, 1]
+        ([2**53, 1, 2**53 - 1], 2, [1, 2]),  # in doubles, [2, 1] would cost the same
         ([9 * 10**10 + 1, *[10**10] * 6], 3, [1, 3, 3]),  # squares of 73 bits
-        ([3 * 2**20 * cost for cost in (2**29 + 2, 2**29 + 1, 1, 2**29)], 3, [1, 1, 2]),  # or 102, but for the divisor
+        (
+            [3 * 2**20 * cost for cost in (2**29 + 2, 2**29 + 1, 1, 2**29)],
+            3,
+            [1, 1, 2],
+        ),  # 102 bits without the common divisor
         ([0.1, 0.2, 0.3], 2, [2, 1]),
     ],
 )
-def test_cuts_that_can_be_seen(costs: list[float], chunks: int, expected: list[int]) -> None:
+def test_known_cuts(costs: list[float], chunks: int, expected: list[int]) -> None:
     assert partition(costs, chunks) == expected
 
 
-def test_many_layers_are_no_trouble() -> None:
+def test_many_layers_are_cut_quickly() -> None:
     counts = partition([1 + number % 7 for number in range(2000)], 64)
     assert len(counts) == 64
     assert sum(counts) == 2000
 
 
 @pytest.mark.parametrize("bad", [-1, -1e-9, float("nan"), float("inf")])
-def test_costs_that_are_none_are_refused(bad: float) -> None:
+def test_invalid_costs_are_refused(bad: float) -> None:
     with pytest.raises(WeftError, match=r"finite number of 0 or more \(layer: 1, cost: "):
         partition([1.0, bad, 1.0], 2)
 
@@ -125,7 +129,7 @@ def test_chunks_are_balanced_by_parameters() -> None:
 
 
 class Pace(nn.Module):
-    """Takes its time, forward, backward or both."""
+    """Sleeps in its forward, its backward or both."""
 
     def __init__(self, *, forward: float = 0.0, backward: float = 0.0) -> None:
         super().__init__()
@@ -143,14 +147,14 @@ class Pace(nn.Module):
 def test_chunks_are_balanced_by_time(slow: dict[str, float]) -> None:
     layers = [nn.Linear(4, 4), Pace(forward=0.003), Pace(forward=0.003), Pace(**slow), Pace(**slow)]
     counts = chunk_layers("time", layers, 2, example=torch.randn(2, 4))
-    assert counts == [4, 1]  # by number of layers it were [3, 2], and so it is by parameters
+    assert counts == [4, 1]  # by number of layers or by parameters it would be [3, 2]
     seconds = layer_seconds(layers, torch.randn(2, 4), repeats=3)
     assert min(seconds[3:]) >= 0.03
     assert min(seconds[1:3]) >= 0.003
 
 
 def test_backward_runs_only_where_there_is_a_gradient() -> None:
-    """The model's own inputs need none, and neither do numbers."""
+    """The inputs of the model need none, and neither do integers."""
     runs: list[str] = []
 
     def layer(name: str) -> nn.Module:
@@ -166,7 +170,7 @@ def test_backward_runs_only_where_there_is_a_gradient() -> None:
     layers = [layer("numbers"), nn.Embedding(4, 4), layer("values"), layer("more")]
     with torch.no_grad():
         layer_seconds(layers, torch.tensor([1, 2]), repeats=1)
-    assert runs == ["values", "values", "more", "more"]  # to warm up, and to measure
+    assert runs == ["values", "values", "more", "more"]  # warm-up and measurement
     layer_seconds([layer("inputs"), nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)], torch.randn(2))
     assert "inputs" not in runs
 
@@ -189,15 +193,15 @@ class FromTree(nn.Module):
 
 class Several(nn.Module):
     def forward(self, x: Tensor, number: Tensor) -> Any:
-        return {1.5: x, "number": number}.items()  # no tree, but nothing comes after it
+        return {1.5: x, "number": number}.items()  # not a tree, but no layer reads it
 
 
-def test_layers_may_hand_over_nests() -> None:
+def test_layers_may_return_trees() -> None:
     assert len(layer_seconds([nn.Linear(4, 4), ToTree(), FromTree(), Several()], torch.randn(2, 4))) == 4
 
 
 class Draws(nn.Module):
-    """Draws from all generators, and counts in a buffer that it puts in the place of another."""
+    """Draws from all generators, and counts in a buffer that it replaces."""
 
     count: Tensor
 
@@ -211,7 +215,7 @@ class Draws(nn.Module):
 
 
 def everything(model: nn.Module) -> list[Any]:
-    """All that could change, but which objects the buffers are."""
+    """All state that could change, except the identity of buffers."""
     numbers: Any = np.random.get_state()
     return [
         *(value.clone() for value in model.state_dict().values()),
@@ -225,7 +229,7 @@ def everything(model: nn.Module) -> list[Any]:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_measuring_leaves_no_trace(grad: bool) -> None:
+def test_measuring_has_no_side_effects(grad: bool) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3),
         nn.BatchNorm2d(4),
@@ -247,7 +251,7 @@ def test_measuring_leaves_no_trace(grad: bool) -> None:
     assert not image.requires_grad
 
 
-def test_measuring_leaves_no_trace_of_a_failure() -> None:
+def test_a_failed_measurement_has_no_side_effects() -> None:
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise KeyError("no")
@@ -276,7 +280,7 @@ def test_measuring_leaves_no_trace_of_a_failure() -> None:
         ("time", r"example: None\); pass example=, the inputs of a micro-batch, or use balance='parameters'"),
     ],
 )
-def test_what_is_no_balance_is_refused(balance: Any, words: str) -> None:
+def test_an_invalid_balance_is_refused(balance: Any, words: str) -> None:
     with pytest.raises(WeftError, match=words):
         chunk_layers(balance, [nn.Linear(1, 1)] * 4, 3, example=None)
 

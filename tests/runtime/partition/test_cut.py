@@ -1,4 +1,4 @@
-"""A model that was cut computes what it computed in one piece: outputs, gradients and buffers, bit for bit."""
+"""A cut model is bit-identical to the model in one piece: outputs, gradients and buffers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stack() -> Cut:
 # Cuts, carries and forms of inputs
 
 
-def test_a_mark_returns_what_it_is_given() -> None:
+def test_a_mark_returns_its_argument() -> None:
     x = torch.ones(1)
     assert cut() is None
     assert cut(x) is x
@@ -43,14 +43,14 @@ def expect_skips(model: nn.Module, layers: list[nn.Module]) -> None:
             expect_same(model, layers, (rows(batch), rows(batch, seed=1)), training=training)
 
 
-def test_skips_ride_along(skips: Cut) -> None:
+def test_skip_connections_cross_layers(skips: Cut) -> None:
     model, layers = skips
     assert [str(layer).splitlines()[0] for layer in layers] == ["CutLayer("] * 3
     assert [layer.extra_repr() for layer in layers] == ["", "from second", "from third"]
     expect_skips(model, layers)
 
 
-def test_skips_ride_along_from_mark_to_mark() -> None:
+def test_skip_connections_cross_marks() -> None:
     model = Skips()
     layers = cut_layers(model, at=None, example=(rows(4), rows(4)))
     assert len(layers) == 4
@@ -179,7 +179,7 @@ def test_a_tied_parameter_is_one_object() -> None:
 
 
 class Counting(nn.Module):
-    """Buffers that change in every way there is."""
+    """Buffers that change in every possible way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("at", [["2", "4"], ["1.relu", "2.relu", "4"]])
-def test_operations_in_place_leave_other_layers_alone(at: list[str]) -> None:
+def test_in_place_operations_do_not_affect_other_layers(at: list[str]) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), Residual(), Residual(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     layers = cut_layers(model, at=at, example=torch.randn(4, 1, 9, 9))
     for shape in ((4, 1, 9, 9), (2, 1, 12, 10)):
@@ -263,7 +263,7 @@ def test_reparametrised_weights() -> None:
 # Modes, randomness, shapes, devices
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_cutting_does_not_change_the_model() -> None:
     model = Stack(Block(), Counting())
     model.train().get_submodule("blocks.0").eval()
     modes = [module.training for module in model.modules()]
@@ -277,7 +277,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert len(cut_layers(model, at=["blocks.1.linear"], example=rows(4))) == 2  # marks of the first cut would be found
 
 
-def test_a_failed_cut_leaves_the_model_as_it_was() -> None:
+def test_a_failed_cut_does_not_change_the_model() -> None:
     model = Stack(Counting(), Function(lambda linear, x: linear(x) if x.sum() > 0 else x))
     model.eval()
     buffers = dict(model.named_buffers())
@@ -291,7 +291,7 @@ def test_a_failed_cut_leaves_the_model_as_it_was() -> None:
     assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
 
 
-def test_dropout_draws_anew(stack: Cut) -> None:
+def test_dropout_draws_new_numbers(stack: Cut) -> None:
     layers = [layer.train() for layer in stack[1]]
     assert not torch.equal(run(layers, rows(4)), run(layers, rows(4)))
     layers = [layer.eval() for layer in layers]

@@ -1,4 +1,4 @@
-"""Models that come from elsewhere: exported programs, pipes of torch.distributed.pipelining, Hugging Face."""
+"""Models from other sources: exported programs, pipes of torch.distributed.pipelining, Hugging Face."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 from weft.errors import WeftError
 from weft.runtime.partition.cut import cut_layers
 
-# Models that are exported already
+# Exported models
 
 
 def piped(model: nn.Module, *inputs: Tensor) -> Any:
@@ -51,8 +51,8 @@ def test_a_pipe_of_torch_pipelining() -> None:
         ["first.weight", "third.bias"],
     ]
     shared = layers[0].get_parameter("first.weight")
-    assert shared is layers[2].get_parameter("first.weight")  # a Pipe had made two of it
-    for training in (True, False):  # they are alike without dropout and its kin
+    assert shared is layers[2].get_parameter("first.weight")  # the Pipe had two copies of it
+    for training in (True, False):  # the modes agree without dropout and the like
         for form in (inputs, {"scale": inputs[1], "x": inputs[0]}):
             (found,) = run([layer.train(training) for layer in layers], form)
             assert torch.equal(found, plain(*inputs))
@@ -67,7 +67,7 @@ def test_a_pipe_of_torch_pipelining() -> None:
         cut_layers(piped(model, *inputs), at=["second"], example=None)
 
 
-def test_a_pipe_knows_one_mode() -> None:
+def test_a_pipe_has_one_mode() -> None:
     inputs = (rows(4), rows(4, seed=1))
     layers = cut_layers(piped(Marked(dropout=0.5), *inputs), at=None, example=None)
     run(layers, inputs)
@@ -122,8 +122,8 @@ def test_hugging_face_models(name: str) -> None:
     make, at = HUGGING_FACE[name]
     torch.manual_seed(0)
     model = make()
-    as_dict = name == "gpt2"  # the other one takes its arguments by their places
-    without = {"use_cache": False} if as_dict else {}  # a cache lays keys out otherwise: other roundings
+    as_dict = name == "gpt2"  # the other model takes positional arguments
+    without = {"use_cache": False} if as_dict else {}  # a cache changes the layout of keys, and so the rounding
     example = tokens_of(1, 7)
     layers = cut_layers(model, at=at, example=example if as_dict else tuple(example.values()))
     assert len(layers) == len(at) + 1

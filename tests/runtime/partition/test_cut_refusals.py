@@ -25,7 +25,7 @@ def test_no_cut_between_a_view_and_its_change() -> None:
         cut_layers(Function(forward), at=None, example=rows(4))
 
 
-def test_layers_in_different_modes_are_refused_where_it_shows() -> None:
+def test_layers_in_different_modes_are_refused_where_it_matters() -> None:
     def forward(linear: nn.Module, x: Tensor) -> Any:
         h = linear(x)
         more = [x * 2] if model.training else []
@@ -69,7 +69,7 @@ def test_sizes_are_fixed_where_they_cannot_be_free() -> None:
     def forward(linear: nn.Module, x: Tensor) -> Any:
         h = linear(x)
         cut()
-        return h * {4: 2.0}[x.shape[0]]  # a size that is free can't be looked up
+        return h * {4: 2.0}[x.shape[0]]  # a dynamic size can't be looked up
 
     model = Function(forward)
     layers = cut_layers(model, at=None, example=rows(4))
@@ -93,7 +93,7 @@ def test_sizes_are_fixed_where_they_cannot_be_free() -> None:
         (None, r"the forward of Stack has no mark to cut it at; name submodules \(cut=\[...\]\), or call weft.cut"),
     ],
 )
-def test_cuts_that_cannot_be(at: list[str] | None, message: str) -> None:
+def test_impossible_cuts_are_refused(at: list[str] | None, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         cut_layers(Stack(Block(), Block(), Block()), at=at, example=rows(4))
 
