@@ -194,6 +194,9 @@ from weft.train.models import Net
 def layers(width, spec):
     return [nn.Linear(spec.features, width), nn.Linear(width, spec.classes)]
 
+def earlier(width, facts):
+    return layers(width, facts)
+
 def whole(width):
     def loss(output, target):
         return output.sum()
@@ -212,6 +215,8 @@ def test_a_custom_model(tmp_path: Path) -> None:
     assert net.loss_fn is value_loss
     again = build_model(CustomModel(name=f"{file}:layers", options={"width": 4}), VALUES, seed=0)
     assert torch.equal(net.model[0].weight, again.model[0].weight)
+    earlier = build_model(CustomModel(name=f"{file}:earlier", options={"width": 4}), VALUES, seed=0)
+    assert torch.equal(net.model[0].weight, earlier.model[0].weight)  # a function for an earlier version still works
     net = build_model(CustomModel(name=f"{file}:whole", options={"width": 4}), VALUES, seed=0)
     assert net.loss_fn(torch.ones(3), None) == 3
     with pytest.raises(WeftError, match=r"must return an nn.Module.*\(got int\)"):

@@ -40,6 +40,7 @@ FORMS: dict[type, tuple[str, ...]] = {
     Inception: ("images",),
     MLP: ("values", "images"),
 }
+SPEC_NAMES = ("spec", "facts")  # the argument of a user's function for the data spec: now, and in earlier versions
 
 
 def build_model(options: Any, spec: DataSpec, *, seed: int) -> Net:
@@ -70,9 +71,10 @@ def _builtin(options: Any, spec: DataSpec) -> Net:
 
 def _custom(options: CustomModel, spec: DataSpec) -> Net:
     function = load(options.name)
-    parameters = inspect.signature(function).parameters.values()
-    takes_spec = any(parameter.name == "spec" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    model = function(**options.options, **({"spec": spec} if takes_spec else {}))
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    name = next((name for name in SPEC_NAMES if name in parameters), SPEC_NAMES[0] if takes_any else None)
+    model = function(**options.options, **({} if name is None else {name: spec}))
     if isinstance(model, Net):
         return model
     layers = isinstance(model, list | tuple) and all(isinstance(layer, nn.Module) for layer in model)
