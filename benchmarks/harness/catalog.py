@@ -108,8 +108,8 @@ BENCHMARKS = {
 def benchmark_named(name: str) -> Benchmark:
     """A benchmark of the catalog; WeftError if there is none of this name."""
     if name not in BENCHMARKS:
-        hint = did_you_mean(name, BENCHMARKS)
-        raise WeftError(f"there is no benchmark {name!r}{hint or ''}; choose one of {', '.join(BENCHMARKS)}")
+        hint = did_you_mean(name, BENCHMARKS) or f"; choose one of {', '.join(BENCHMARKS)}"
+        raise WeftError(f"there is no benchmark {name!r}{hint}")
     return BENCHMARKS[name]
 
 

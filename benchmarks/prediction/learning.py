@@ -81,9 +81,9 @@ class Perceptron(nn.Module):
 def language_model(characters: int, seed: int) -> nn.Sequential:
     """Seven transformer layers that can be cut in two: sixteen parts, with embedding and head."""
     torch.manual_seed(seed)
-    layers = (layer() for _ in range(RANKS - 1) for layer in (Attention, Perceptron))
-    head = (nn.LayerNorm(SIZE), nn.Linear(SIZE, characters))
-    return nn.Sequential(Embedding(characters), *layers, nn.Sequential(*head))
+    embedding = Embedding(characters)
+    layers = [layer() for _ in range(RANKS - 1) for layer in (Attention, Perceptron)]
+    return nn.Sequential(embedding, *layers, nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, characters)))
 
 
 def read_text(*, quick: bool) -> tuple[str, Tensor]:

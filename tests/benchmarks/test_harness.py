@@ -1,5 +1,6 @@
 """What all benchmarks share: stored parts, the digest of sources, schedules by name, deadlines, the environment."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -104,3 +105,16 @@ def test_missing_data_fails_with_the_remedy(tmp_path: Path) -> None:
     require_files(tmp_path, ["text.txt"])
     with pytest.raises(WeftError, match=r"needs more\.txt in the folder that WEFT_DATA .*; set it, or use"):
         require_files(tmp_path, ["text.txt", "more.txt"])
+
+
+def test_imports_of_rooms() -> None:
+    """Only from the room, never from its modules; `rendering` < `harness` < `contenders` < the benchmarks."""
+    rooms = ("rendering", "harness", "contenders")
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        home = path.relative_to(ROOT / "benchmarks").parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            _, room, *module = name.split(".") if name.startswith("benchmarks.") else ("", "")
+            if room in rooms and home != room:
+                assert not module or home == "__main__.py", f"{path} imports {name}"
+                assert home not in rooms or rooms.index(room) < rooms.index(home), f"{path} imports {name}"
