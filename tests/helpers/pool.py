@@ -61,9 +61,8 @@ class Pool:
         results: dict[Connection, Any] = {}
         end = time.monotonic() + PATIENCE
         while waiting := [connection for connection in self._ranks if connection not in results]:
-            for connection in wait(waiting, timeout=max(0.0, end - time.monotonic())):
-                assert isinstance(connection, Connection)
-                results[connection] = self._receive(connection)
+            ready = wait(waiting, timeout=max(0.0, end - time.monotonic()))
+            results |= {connection: self._receive(connection) for connection in waiting if connection in ready}
             assert time.monotonic() < end, f"{fn.__qualname__} did not end in {PATIENCE:g} s"
         return [results[connection] for connection in self._ranks]
 

@@ -1,12 +1,13 @@
 """The cover that the law tests rest on."""
 
+from collections.abc import Sequence
 from itertools import combinations, product
 
 import pytest
 from tests.helpers.pairwise import pairwise
 
 
-def pairs(rows: list[tuple[int, ...]]) -> set[object]:
+def pairs(rows: Sequence[tuple[int, ...]]) -> set[object]:
     """And single values, which is what a table of one column has."""
     return {pair for row in rows for count in (1, 2) for pair in combinations(enumerate(row), count)}
 

@@ -140,5 +140,5 @@ def test_virtual_ranks_that_still_advance_are_not_stuck() -> None:
             next(turns)
             yield Wait(1, (0, 0, 0), progress)
 
-    TurnTaking([Worker(stages=0)]).run(work)  # type: ignore[arg-type]
+    TurnTaking([Worker(stages=0)]).run(work)  # type: ignore[list-item]
     assert next(turns) == 3

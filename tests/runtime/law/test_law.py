@@ -87,7 +87,13 @@ def test_every_optimizer_runs_with_all_methods_models_and_sizes() -> None:
 
 
 def test_the_cover_has_every_pair_of_values() -> None:
-    factors = [SYNCHRONOUS + ASYNCHRONOUS, [(*size, ()) for size in SIZES], list(MODELS), TURNS, [False, True]]
+    factors: list[list[Any]] = [
+        SYNCHRONOUS + ASYNCHRONOUS,
+        [(*size, ()) for size in SIZES],
+        list(MODELS),
+        TURNS,
+        [False, True],
+    ]
     for (i, left), (j, right) in combinations(enumerate(factors), 2):
         met = {(values(case)[i], values(case)[j]) for case in PAIRS}
         assert met == set(product(left, right))
