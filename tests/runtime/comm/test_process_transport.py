@@ -1,7 +1,7 @@
 """Real ranks are bit-identical to virtual ones, and their memory does not grow.
 
-All features of the runtime, in one launch of two ranks and one of four, compared with the same run on virtual ranks in
-this process. Results travel as digests: equal digests mean equal bits.
+All features of the runtime, on two ranks and on four, compared with the same run on virtual ranks in this process.
+Results travel as digests: equal digests mean equal bits.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.helpers.rank_functions import eventually, listeners
 from tests.helpers.scripts import TORCHRUN, Scripts
 from torch import Tensor, nn
@@ -66,6 +65,27 @@ FEW = (
     "2bw-thrice",
     "wpipe-thrice",
 )
+IN_MAKE_TEST = {  # every schedule; every option and model with one of them
+    2: {
+        *(f"{name}-tied" for name in SCHEDULES),
+        "wpipe-normed-recompute=True",
+        "wpipe-tied-clip_norm=0.05",
+        "zb-h1-tied-replicas=2",
+        "2bw-tied-replicas=2-clip_norm=0.05-recompute=True",
+        "1f1b-normed-precision=bf16",
+        "wpipe-normed-nan=skip",
+        "2bw-tied-nan=skip-replicas=2-clip_norm=0.05",
+        "wpipe-tree-seed=7",
+        "wpipe-thrice",
+    },
+    4: {
+        "interleaved-tied",
+        "2bw-tied",
+        "wpipe-tied",
+        "1f1b-thrice",
+        "2bw-tied-replicas=2-clip_norm=0.05-recompute=True",
+    },
+}
 
 
 # Models
@@ -299,23 +319,25 @@ LONG_RUNS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def run_all(cases: list[Case]) -> dict[str, Any]:
-    """All cases of this file, on one rank."""
-    torch.set_num_threads(1)
-    open_before = descriptors_and_threads()
-    ran = [train(case) for case in cases]
-    runs = LONG_RUNS if dist.get_world_size() == 2 else []
-    long = [long_run(name, **options) for name, options in runs]
-    open_after = descriptors_and_threads()
-    with build(cases[0], ranks=None) as pipe:
-        pipe.step(*batches(cases[0].model, 1, ROWS)[0])
-        while_open = listeners()
-    return {"ran": ran, "long": long, "listeners": while_open, "open": [open_before, open_after]}
+def open_after_each(cases: list[Case]) -> list[list[int]]:
+    """Descriptors and threads after each of several pipelines was built, run and closed."""
+    counts = []
+    for case in cases:
+        with build(case, ranks=None) as pipe:
+            pipe.step(*batches(case.model, 1, ROWS * pipe.replicas)[0])
+        counts.append(descriptors_and_threads())
+    return counts
 
 
 def descriptors_and_threads() -> list[int]:
     gc.collect()
     return [len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("fd", "task")]
+
+
+def listeners_while_open(case: Case) -> list[str]:
+    with build(case, ranks=None) as pipe:
+        pipe.step(*batches(case.model, 1, ROWS)[0])
+        return listeners()
 
 
 def cases_for(ranks: int) -> list[Case]:
@@ -324,64 +346,50 @@ def cases_for(ranks: int) -> list[Case]:
     return CASES if ranks == 2 else [*CASES[:7], *few]
 
 
-@pytest.fixture(scope="module")
-def launched(launch: Callable[..., list[Any]]) -> Callable[[int], list[dict[str, Any]]]:
-    """The results of a number of real ranks; a failed launch is not repeated."""
-
-    @cache
-    def run(ranks: int) -> list[dict[str, Any]]:
-        return launch(run_all, cases_for(ranks), ranks=ranks)
-
-    return run
-
-
-@cache
-def virtual(number: int, ranks: int) -> dict[str, Any]:
-    """The same case on virtual ranks."""
-    return train(CASES[number], ranks=ranks)
+def parameters() -> list[Any]:
+    return [
+        pytest.param(
+            ranks, case, id=f"{ranks}-ranks-{case}", marks=[] if str(case) in IN_MAKE_TEST[ranks] else pytest.mark.slow
+        )
+        for ranks in (2, 4)
+        for case in cases_for(ranks)
+    ]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "case"), [pytest.param(p, case, id=f"{p}-ranks-{case}") for p in (2, 4) for case in cases_for(p)]
-)
-def test_real_ranks_equal_virtual_ones(launched: Callable[[int], list[dict[str, Any]]], ranks: int, case: Case) -> None:
-    """On every rank: weights, statistics, losses, norms, evaluations, and the number of messages."""
-    expected = virtual(CASES.index(case), ranks)
-    for rank, rank_result in enumerate(launched(ranks)):
-        ran = rank_result["ran"][cases_for(ranks).index(case)]
+def test_the_cases_of_make_test_exist() -> None:
+    for ranks, names in IN_MAKE_TEST.items():
+        assert names <= {str(case) for case in cases_for(ranks)}
+
+
+@pytest.mark.parametrize(("ranks", "case"), parameters())
+def test_real_ranks_equal_virtual_ones(launch: Callable[..., list[Any]], ranks: int, case: Case) -> None:
+    """On every rank: weights, statistics, losses, norms, evaluations, and the number of messages. After the last flush
+    no message, gradient, activation or sum is pending."""
+    expected = train(case, ranks=ranks)
+    assert set(expected["left"].values()) == {0}, expected["left"]
+    results = launch(train, case, ranks=ranks)
+    for rank, ran in enumerate(results):
+        assert set(ran["left"].values()) == {0}, ran["left"]
         assert all(ran["state"][name] == copy for name, copy in ran["copies"])  # copies of tied weights are equal
         if case.model == "thrice":  # processes sum the parts of three chunks in another order
-            assert ran["state"] == launched(ranks)[0]["ran"][cases_for(ranks).index(case)]["state"]
+            assert ran["state"] == results[0]["state"]
             assert ran["sums"] == pytest.approx(expected["sums"], rel=1e-6)
             continue
         assert ran["state"] == expected["state"]
         assert ran["results"][-1] == expected["results"][-1]
-        assert (
-            rank or ran["results"] == expected["results"]
-        )  # of each step, on the rank where virtual ranks report them too
+        if rank == 0:  # which reports each step on virtual ranks too
+            assert ran["results"] == expected["results"]
         assert ran["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-12)  # replicas sum in another order
         assert ran["counts"] == expected["counts"]
         assert ran["done"] == [STEPS - 1, int(case.nan_at >= 0), "clip_norm" in case.options]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_nothing_is_left_after_a_flush(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
-    """No message, gradient, activation or sum is pending, on real or virtual ranks."""
-    for rank_result in launched(ranks):
-        for ran in rank_result["ran"]:
-            assert set(ran["left"].values()) == {0}, ran["left"]
-        for long in rank_result["long"]:
-            assert set(long[-1].values()) == {0}, long[-1]
-    for number in range(len(CASES)):
-        assert set(virtual(number, 2)["left"].values()) == {0}
-
-
-@pytest.mark.parametrize("run", range(len(LONG_RUNS)), ids=[name for name, _ in LONG_RUNS])
-def test_nothing_grows_in_a_long_run(launched: Callable[[int], list[dict[str, Any]]], run: int) -> None:
+@pytest.mark.parametrize(("schedule", "options"), LONG_RUNS, ids=[name for name, _ in LONG_RUNS])
+def test_nothing_grows_in_a_long_run(launch: Callable[..., list[Any]], schedule: str, options: dict[str, Any]) -> None:
     """After 200 mini-batches, everything is as large as after 100: buffers, queues, meters, versions, and the number of
     Python objects. A sender has as many buffers as messages were in flight at once, which may peak late."""
-    for rank_result in launched(2):
-        before, after, _ = rank_result["long"][run]
+    for before, after, left_over in launch(partial(long_run, **options), schedule, ranks=2):
+        assert set(left_over.values()) == {0}, left_over
         for name in before:
             if name == "buffers":
                 assert after[name] <= 2 * before[name]
@@ -394,19 +402,18 @@ def test_nothing_grows_in_a_long_run(launched: Callable[[int], list[dict[str, An
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_closed_pipelines_leave_nothing_open(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
-    """A process may build one pipeline after another: closing ends their connections and threads. A few belong to
-    torch, from its first use."""
-    for rank_result in launched(ranks):
-        before, after = rank_result["open"]
-        assert all(now <= then + 8 for now, then in zip(after, before, strict=True)), rank_result["open"]
+def test_closed_pipelines_leave_nothing_open(launch: Callable[..., list[Any]], ranks: int) -> None:
+    """A process may build one pipeline after another: closing ends their connections and threads. The first one also
+    makes what torch keeps."""
+    for first, *_, last in launch(open_after_each, CASES, ranks=ranks):
+        assert all(now <= then + 2 for now, then in zip(last, first, strict=True)), (first, last)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_no_port_is_open_beyond_loopback(launched: Callable[[int], list[dict[str, Any]]], ranks: int) -> None:
-    for rank_result in launched(ranks):
-        assert rank_result["listeners"]
-        assert set(rank_result["listeners"]) <= LOOPBACK
+def test_no_port_is_open_beyond_loopback(launch: Callable[..., list[Any]], ranks: int) -> None:
+    for addresses in launch(listeners_while_open, CASES[0], ranks=ranks):
+        assert addresses
+        assert set(addresses) <= LOOPBACK
 
 
 SCRIPT = """
@@ -437,7 +444,7 @@ def test_the_same_under_torchrun(new_interpreters: Scripts) -> None:
     for rank in range(2):
         found = json.loads((new_interpreters.folder / f"result.{rank}").read_text())
         for number, ran in zip(SCRIPT_CASES, found, strict=True):
-            expected = virtual(number, 2)
+            expected = train(CASES[number], ranks=2)
             assert ran["state"] == expected["state"]
             assert ran["results"][-1] == expected["results"][-1]
             assert set(ran["left"].values()) == {0}
