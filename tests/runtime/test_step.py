@@ -450,7 +450,7 @@ def token_loss(output: Any, target: Tensor) -> Tensor:
     return functional.cross_entropy(output.logits.flatten(0, -2), target.flatten())
 
 
-@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "gpt2"])
 def test_hugging_face_models_train(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Synchronous schedules agree with plain training to 1e-6 (GPT-2 sums the gradients of its tied embedding by
     chunk), asynchronous ones with the oracle of the law, which has the same layers."""

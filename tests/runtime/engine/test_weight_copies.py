@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -20,12 +20,6 @@ from tests.helpers.sized_chunks import STEPS, WIDTHS, batch, mark, nbytes, pipel
 from torch import Tensor, nn
 
 import weft
-
-
-@pytest.fixture(autouse=True, scope="module")
-def garbage() -> Iterator[None]:
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -225,7 +219,6 @@ def on_two_ranks(names: list[str]) -> list[tuple[dict[int, int], dict[int, int],
         found.append((copies, dict(watch.between), held, total(report, "buffers")))
         del pipe, watch
         gc.collect()
-    gc.unfreeze()
     return found
 
 

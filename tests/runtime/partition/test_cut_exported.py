@@ -117,7 +117,7 @@ def tokens_of(batch: int, length: int, *, padded: bool = True) -> dict[str, Tens
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize("name", ["bert", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_hugging_face_models(name: str) -> None:
     make, at = HUGGING_FACE[name]
     torch.manual_seed(0)
