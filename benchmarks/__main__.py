@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.command import run
+from benchmarks.harness import run
 from weft.arguments import Parser, add_json
 from weft.cli import run_parser
 

@@ -4,6 +4,7 @@ A measurement asks its `ResumeCache` for every part that takes long, so that an 
 """
 
 from benchmarks.harness.catalog import BENCHMARKS, Benchmark, Results, benchmark_named
+from benchmarks.harness.command import run
 from benchmarks.harness.deadline import BUILD_TIMEOUT, START_TIMEOUT, exit_after
 from benchmarks.harness.environment import data_folder, describe_environment, installed_version, require_files
 from benchmarks.harness.resume_cache import ResumeCache
@@ -23,5 +24,6 @@ __all__ = [
     "fits",
     "installed_version",
     "require_files",
+    "run",
     "schedule_named",
 ]

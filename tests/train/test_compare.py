@@ -162,4 +162,4 @@ def test_export_of_a_missing_run_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["export", "nothing"]) == 2
-    assert "nothing is no run" in capsys.readouterr().err
+    assert "nothing is not a run" in capsys.readouterr().err

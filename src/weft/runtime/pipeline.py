@@ -114,7 +114,7 @@ class Pipeline:
             for inputs, targets in loader:
                 self._feed(inputs, targets, even=False)
                 self._run(lambda worker: evaluate(worker, scores.add))
-        means = scores.means(self._assembly.transport.collectives)
+        means = scores.means(self._assembly.collectives)
         return means["loss"] if metrics is None else means
 
     def predict(self, inputs: Any = None) -> Tensor:
@@ -126,14 +126,13 @@ class Pipeline:
         with self._evaluating():
             self._feed(inputs, None, even=False, with_targets=False)
             self._run(lambda worker: evaluate(worker, outputs.add))
-        return outputs.gathered(self._assembly.transport.collectives, self.schedule)
+        return outputs.gathered(self._assembly.collectives, self.schedule)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """A drained pipeline, with all modules in evaluation mode."""
         self.flush()
-        if self.replicas > 1:
-            checkpoint.share_buffers(self._assembly)
+        checkpoint.share_buffers(self._assembly)
         layers = [layer for built in self._assembly.chunks.values() for layer in built.chunk.layers]
         modules = [module for layer in layers for module in layer.modules()]
         modes = [module.training for module in modules]
@@ -227,8 +226,7 @@ class Pipeline:
         """
         self._check_usable()
         self.flush()
-        if self.replicas > 1:
-            checkpoint.share_buffers(self._assembly)
+        checkpoint.share_buffers(self._assembly)
         checkpoint.save(path, self._assembly, extra=extra)
 
     def load(self, path: str | os.PathLike[str]) -> Any:

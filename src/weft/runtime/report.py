@@ -61,8 +61,8 @@ def gather_report(assembly: Assembly) -> Report:
     for worker in assembly.driver.workers:
         worker.memory.count_all(transport.nbytes())
         own.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()})
-    everyones = transport.collectives.all_gather(own, purpose="gather a report")
-    ranks = tuple(rank for ranks in everyones for rank in ranks)
+    gathered = assembly.collectives.all_gather(own, purpose="gather a report")
+    ranks = tuple(rank for ranks in gathered for rank in ranks)
     return Report(schedule=assembly.schedule, replicas=assembly.settings.replicas, ranks=ranks)
 
 
@@ -75,8 +75,8 @@ def gather_timeline(assembly: Assembly, minibatches: int | None) -> Timeline:
         if worker.replica == 0
         for cycle in list(worker.meter.cycles)[-(minibatches or len(worker.meter.cycles)) :]
     ]
-    everyones = assembly.transport.collectives.all_gather(own, purpose="gather a timeline")
-    return _timeline(assembly.schedule, [cycle for cycles in everyones for cycle in cycles])
+    gathered = assembly.collectives.all_gather(own, purpose="gather a timeline")
+    return _timeline(assembly.schedule, [cycle for cycles in gathered for cycle in cycles])
 
 
 def _timeline(schedule: Schedule, cycles: Sequence[tuple[int, list[list[Any]]]]) -> Timeline:

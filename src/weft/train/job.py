@@ -134,7 +134,7 @@ def job_of_run(folder: Path, sets: Sequence[str] = ()) -> Job:
     """The job of an existing run, with settings on top; torchrun decides the number of ranks."""
     file = folder / "job.toml"
     if not file.is_file():
-        raise WeftError(f"{folder} is no run: it has no job.toml; name a folder such as runs/gpt-wpipe")
+        raise WeftError(f"{folder} is not a run: it has no job.toml; name a folder such as runs/gpt-wpipe")
     return job_of(str(file), [*(["schedule.ranks=0"] if is_rank() else []), *sets])
 
 

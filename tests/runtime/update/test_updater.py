@@ -133,3 +133,31 @@ def test_a_users_cure_is_saved_loaded_and_counted(tmp_path: Path) -> None:
     without.save(tmp_path / "without")
     other.load(tmp_path / "without")
     assert [(part.updates, *part.counts) for part in parts(other)] == [(3, 0, 0), (3, 0, 0)]
+
+
+@dataclass(frozen=True)
+class Sharing(weft.cures.Cure):
+    def treat(self, optimizer: torch.optim.Optimizer, live: Sequence[Parameter], delay: float) -> weft.cures.CurePart:
+        class Shared(weft.cures.CurePart):
+            def state(self) -> weft.cures.PartState:
+                return weft.cures.PartState(shared={"count": 3})
+
+        return Shared()
+
+
+def test_state_that_a_checkpoint_would_lose_is_refused(tmp_path: Path) -> None:
+    """Another run may divide the parameters into other sets, so only state by parameter can be found again."""
+    pipe = weft.Pipeline(
+        torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(4))),
+        loss_fn=torch.nn.functional.mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        schedule="2bw",
+        microbatches=2,
+        stages=2,
+        cure=Sharing(),
+    )
+    with pytest.raises(
+        weft.WeftError, match=r"holds the state of a cure by parameter.*keep it in PartState.parameters"
+    ):
+        pipe.save(tmp_path / "checkpoint")
+    assert not list(tmp_path.iterdir())

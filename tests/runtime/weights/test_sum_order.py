@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
+from weft.runtime.weights.gradient_sync import Average, Clip, GradientSync, PendingUpdate, Stage
 
 WIDTH, UPDATES = 4, 5
 
@@ -66,3 +68,40 @@ def test_members_join_the_sums_of_a_group_in_order(
     kinds = {"replicas": replicas > 1, "tied": tied, "norm": clip}
     assert {name.split()[0] for name, _ in joined} == {kind for kind, there in kinds.items() if there}
     assert set(map(tuple, joined.values())) == {tuple(range(UPDATES))}
+
+
+def test_a_newer_update_never_overtakes_an_older_one() -> None:
+    """Both averages finish between the worker's looks at the two updates: the norms must still start in order, or this
+    rank's part of mini-batch 1 would be added to other ranks' parts of mini-batch 0."""
+    member = (0, 0, 0)
+    started: list[tuple[str, int]] = []
+    futures: dict[tuple[str, int], Future[Parts]] = {}
+
+    class Sums(GroupSums):
+        def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Future[Parts]:
+            started.append((group.name, minibatch))
+            return futures.setdefault((group.name, minibatch), Future())
+
+    groups = {name: {member: Group(name=name, members=(member,))} for name in ("average", "norm")}
+    stages: list[Stage] = [
+        Average(groups=groups["average"], replicas=2),
+        Clip(groups=groups["norm"], ties={}, limit=1.0),
+    ]
+    sync = GradientSync(sums=Sums({member}, {}), stages=stages)
+    gradient = torch.ones(3)
+    updates = [
+        PendingUpdate(
+            member=member, minibatch=number, parameters=[gradient], gradients=[gradient.clone()], loss=0.0, skip=False
+        )
+        for number in range(2)
+    ]
+    for update in updates:
+        sync.begin(update)
+    older, newer = updates
+    assert sync.advance(older) == 0
+    for number in range(2):
+        futures["average", number].set_result([gradient.clone(), torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)])
+    assert sync.advance(newer, older) == 0
+    assert sync.advance(older) == 1
+    assert sync.advance(newer, older) == 1
+    assert started == [("average", 0), ("average", 1), ("norm", 0), ("norm", 1)]

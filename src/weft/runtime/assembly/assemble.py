@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.layout import Layout, layout_of
 from weft.runtime.assembly.settings import Settings, check_weights
-from weft.runtime.comm import ProcessTransport, Transport
+from weft.runtime.comm import Collectives, Transport
 from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
 from weft.runtime.partition import chunk_layers, layered_model
 from weft.runtime.update import cure_for
@@ -38,9 +38,13 @@ class Assembly:
     def schedule(self) -> Schedule:
         return self.program.schedule
 
+    @property
+    def collectives(self) -> Collectives:
+        return self.transport.collectives
+
     def close(self) -> None:
         """Close threads and connections; every process calls it."""
-        self.gradient_sync.sums.close()
+        self.gradient_sync.close()
         self.transport.close()
 
 
@@ -60,7 +64,8 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     collectives = transport.collectives
     counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example)
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
-    compared = {"schedule": write_csv(schedule)} | settings.compared() | {"recompute": recompute}
+    compared = {"schedule": write_csv(schedule)} | settings.compared()
+    compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}
     own = {"settings": compared, "model": consistency.fingerprint(whole.state)}
     consistency.check(collectives.all_gather(own, purpose="compare settings and model"))
     layout = layout_of(whole, counts, program)
@@ -90,7 +95,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         clip_norm=settings.clip_norm,
     )
     return Assembly(
-        settings=settings,
+        settings=replace(settings, example=None),  # a batch that nothing needs any more
         program=program,
         layout=layout.without_weights(),
         balance=tuple(counts),
@@ -131,6 +136,4 @@ def _driver(
                 telemetry=settings.telemetry or 0,
             )
         )
-    if isinstance(transport, ProcessTransport):
-        return Blocking(workers[0], transport)
-    return TurnTaking(workers)
+    return Blocking(workers[0], transport) if transport.blocking else TurnTaking(workers)

@@ -80,7 +80,7 @@ def _on_meta(tensor: Tensor) -> Tensor:
 
 
 def layout_of(model: LayeredModel, counts: Sequence[int], program: Program) -> Layout:
-    """The layout of a model with so many layers in each chunk."""
+    """The layout of a model with these numbers of layers in its chunks."""
     ends = np.cumsum([0, *counts]).tolist()
     ranges = [range(first, end) for first, end in pairwise(ends)]
     users: dict[int, set[int]] = defaultdict(set)

@@ -79,7 +79,9 @@ class Checkpoint:
 
     def _manifest(self) -> dict[str, Any]:
         if not (self.path / MANIFEST).exists():
-            what = "holds none" if self.path.is_dir() else "is no directory" if self.path.exists() else "is not there"
+            what = (
+                "holds none" if self.path.is_dir() else "is not a directory" if self.path.exists() else "is not there"
+            )
             self.refuse(MANIFEST, f"is missing, which every checkpoint has ({self.path.name} {what})")
         try:
             text = (self.path / MANIFEST).read_text(encoding="utf-8")
@@ -97,9 +99,9 @@ class Checkpoint:
             self.refuse(MANIFEST, f"lists no {STATE}")
         for name, digest in files.items():
             if not PLAIN.fullmatch(name):
-                self.refuse(MANIFEST, f"lists {name!r}, which is no plain file name")
+                self.refuse(MANIFEST, f"lists {name!r}, which is not a plain file name")
             if not isinstance(digest, dict) or digest.keys() != {"bytes", "sha256"}:
-                self.refuse(MANIFEST, f"does not tell the size and SHA-256 of {name}")
+                self.refuse(MANIFEST, f"does not give the size and SHA-256 of {name}")
         return found
 
     def verify(self, file: str) -> None:
@@ -110,7 +112,7 @@ class Checkpoint:
         try:
             found = os.lstat(self.path / file)
             if not stat.S_ISREG(found.st_mode):
-                self.refuse(file, "is no regular file")
+                self.refuse(file, "is not a regular file")
             if found.st_size != expected["bytes"]:
                 self.refuse(file, f"has another size (bytes: {found.st_size}, saved: {expected['bytes']})")
             digest = _digest(self.path / file)
@@ -127,7 +129,7 @@ class Checkpoint:
             try:
                 self._files[file] = safe_open(self.path / file, framework="pt")
             except (OSError, SafetensorError) as problem:
-                self.refuse(file, f"is no safetensors file ({one_line(problem)})")
+                self.refuse(file, f"is not a safetensors file ({one_line(problem)})")
         return self._files[file]
 
     def form(self, key: str) -> list[Any]:

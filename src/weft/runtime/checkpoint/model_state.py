@@ -28,13 +28,15 @@ def _gathered(assembly: Assembly, name: str) -> Tensor:
     empty = assembly.layout.model.state[name]
     tensor = torch.empty_like(empty, device="cpu") if local is None else local.tensor(name).detach().cpu().clone()
     rank = assembly.schedule.placement[home]
-    assembly.transport.collectives.broadcast(tensor, rank, purpose=f"gather {name} of the model's state")
+    assembly.collectives.broadcast(tensor, rank, purpose=f"gather {name} of the model's state")
     return tensor
 
 
 @torch.no_grad()
 def share_buffers(assembly: Assembly) -> None:
     """Give all replicas the first one's running statistics, which are the model's."""
+    if assembly.settings.replicas == 1:
+        return
     homes = assembly.layout.homes
     for name, tensor in assembly.layout.model.state.items():
         if name in homes and not isinstance(tensor, Parameter):

@@ -20,6 +20,7 @@ from weft.runtime.update import PartState, options_of
 from weft.runtime.weights import ParameterSet
 
 Fetch: TypeAlias = Callable[[str], Tensor]  # reads a tensor of a checkpoint into new memory
+SHARED = ("optimizer", "scheduler")  # parts with state that belongs to no single parameter
 PARTS = ("optimizer", "prediction", "cure")  # every parameter has these keys; a part that is not there has None
 
 
@@ -86,6 +87,12 @@ def state_of(parameter_set: ParameterSet, tensors: dict[str, Tensor]) -> dict[st
     optimizer, scheduler = parameter_set.optimizer, parameter_set.updater.lr_scheduler
     assert optimizer is not None
     states = {part.key: part.state() for part in parameter_set.updater.parts}
+    for key, state in states.items():
+        if state.shared is not None and key not in SHARED:
+            raise WeftError(
+                f"a checkpoint holds the state of a {key} by parameter, because another run may divide the parameters "
+                f"into other sets (shared state: {type(state.shared).__name__}); keep it in PartState.parameters"
+            )
     first = parameter_set.names[0]
     groups = [
         {"names": names, "options": _encode_all(options, f"{first}/{place}", tensors)}

@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.runtime.assembly import Assembly, BuiltChunk, Layout
 from weft.runtime.checkpoint.files import Checkpoint, begin, described, finish, form_of, refusing_errors, write_tensors
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, SavedSets, decode, encode, state_of
-from weft.runtime.engine import Completed, Worker
+from weft.runtime.engine import Completed
 from weft.version import __version__
 
 SAVE, LOAD = "save the checkpoint", "load the checkpoint"  # purposes of collective calls
@@ -31,7 +31,7 @@ SAVE, LOAD = "save the checkpoint", "load the checkpoint"  # purposes of collect
 
 def save(path: str | os.PathLike[str], assembly: Assembly, *, extra: Any) -> None:
     """Write the checkpoint of a drained pipeline; every process takes part."""
-    collectives = assembly.transport.collectives
+    collectives = assembly.collectives
     target = Path(collectives.all_gather(os.path.abspath(path), purpose=SAVE)[0])
     part = target.with_name(f".{target.name}.part")
     first = collectives.first
@@ -111,7 +111,7 @@ def prepare(path: str | os.PathLike[str], assembly: Assembly) -> tuple[Callable[
 
     Nothing is changed yet, and all processes refuse if one does.
     """
-    collectives = assembly.transport.collectives
+    collectives = assembly.collectives
     source = Path(collectives.all_gather(os.path.realpath(path), purpose=LOAD)[0])  # a link may move meanwhile
     checkpoint = collectives.together(lambda: Checkpoint(source), purpose=LOAD)
     for rank, seal in enumerate(collectives.all_gather(checkpoint.manifest["sha256"], purpose=LOAD)):
@@ -147,13 +147,9 @@ def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], N
         for install_set in installs:
             install_set()
         for worker in assembly.driver.workers:
-            _install_progress(worker, begun, skipped, last)
+            worker.resume(begun=begun, skipped=skipped, completed=last)
 
     return install, extra
-
-
-def _install_progress(worker: Worker, begun: int, skipped: int, completed: Completed | None) -> None:
-    worker.begun, worker.skipped, worker.completed = begun, skipped, completed
 
 
 def _check_model(checkpoint: Checkpoint, layout: Layout) -> None:

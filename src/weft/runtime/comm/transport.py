@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -31,6 +32,8 @@ class Transport(Protocol):
     """Moves messages between the ranks of a pipeline. Ranks count over all replicas, unless it says otherwise."""
 
     collectives: Collectives
+    deadline: float  # seconds that a rank waits for a message or a sum
+    blocking: bool  # whether a rank blocks in `receive`; otherwise the ranks of this process take turns
     zero: int  # a moment on this process's clock that is the same on all processes
 
     def inbox(self, rank: int) -> Inbox:
@@ -40,7 +43,7 @@ class Transport(Protocol):
         """How a rank of this process sends a message to another rank of its replica."""
 
     def receive(self, source: int, awaited: str) -> None:
-        """Block until the next message of a rank of the same replica is in the inbox."""
+        """Block until the next message of a rank of the same replica is in the inbox; for `blocking` ones only."""
 
     def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
         """A sum over some ranks, None if this process has none of them; all processes ask, in the same order."""
@@ -57,6 +60,8 @@ class Transport(Protocol):
 
 class InProcessTransport:
     """All ranks in this process. A message is delivered at once, so nothing ever waits for one."""
+
+    deadline, blocking = math.inf, False
 
     def __init__(self, schedule: Schedule, replicas: int) -> None:
         self.collectives = Collectives(deadline=0.0)
@@ -94,13 +99,15 @@ class InProcessTransport:
 class ProcessTransport:
     """One rank here, the others in processes of their own, on this machine or on others."""
 
+    blocking = True
+
     def __init__(self, schedule: Schedule, *, slots: int, deadline: float, device: torch.device) -> None:
+        hang_dump.enable()
         self.collectives = Collectives(deadline=deadline)
         self._stages, self._rank = schedule.stages, self.collectives.rank
         self.deadline, self._deadline, self._device = deadline, timedelta(seconds=deadline), device
         self._lines = self.collectives.new_group(range(self.collectives.world))
         self._inbox: Inbox = {}
-        hang_dump.enable()
         now = monotonic_ns()
         first: int = self.collectives.all_gather(now, purpose="compare their clocks")[0]
         peers = self.collectives.peers

@@ -51,7 +51,7 @@ class InFlight:
     given: Any  # what the forward is given; kept for a recompute
     weights: list[Leaves] = field(default_factory=list)  # that the forward reads, of each parameter set
     buffers: dict[Place, Tensor] = field(default_factory=dict)  # as the forward found those that it changed
-    inputs: list[Tensor] = field(default_factory=list)  # leaves of the graph that owe a gradient
+    inputs: list[Tensor] = field(default_factory=list)  # leaves of the graph whose gradients the previous chunk needs
     outputs: list[Tensor] = field(default_factory=list)  # roots of the graph
     loss: float = float("nan")
     nbytes: int = 0  # that it holds
@@ -90,7 +90,7 @@ class Chunk:
     # Forward
 
     def forward(self, index: int, in_flight: InFlight) -> tuple[Any, list[bool]]:
-        """Run a micro-batch forward; its output, and for each tensor of it whether it wants a gradient.
+        """Run a micro-batch forward; its output, and for each of its tensors whether it needs a gradient.
 
         In the last chunk the output is the loss.
         """
@@ -132,7 +132,7 @@ class Chunk:
         return output
 
     def _run_for_later(self, in_flight: InFlight, leaves: list[Tensor], shapes: Shapes) -> Any:
-        """A forward that is run again for its backward: note what it changes, and keep that as it was."""
+        """A forward that is recomputed for its backward: keep the buffers that it changes as they were before it."""
         inputs = [leaf._version for leaf in leaves]
         first = shapes not in self._known
         buffers = self._buffers()
@@ -151,7 +151,7 @@ class Chunk:
         if inputs != [leaf._version for leaf in leaves]:
             raise WeftError(
                 f"chunk {self.number} changes its input in place, so it can't be computed again; "
-                "give it recompute=False, or cut the model backward_reads_other_weights"
+                "give it recompute=False, or cut the model at another layer"
             )
         return output
 
@@ -195,7 +195,7 @@ class Chunk:
     def backward(
         self, index: int, gradients: Sequence[Tensor | None], weights: list[Leaves] | None = None
     ) -> list[Tensor | None]:
-        """Run a micro-batch backward, at its forward's weights or at others; the gradients that its inputs owe."""
+        """Run a micro-batch backward, at its forward's weights or at others; the gradients of its inputs."""
         in_flight = self.in_flight.pop(index)
         self._prepare(in_flight, weights)
         roots, gradients = self._roots(in_flight, gradients)
@@ -208,7 +208,7 @@ class Chunk:
     def backward_inputs(
         self, index: int, gradients: Sequence[Tensor | None], weights: list[Leaves] | None = None
     ) -> list[Tensor | None]:
-        """The first half of a backward: the gradients that the inputs owe."""
+        """The first half of a backward: the gradients of the inputs."""
         in_flight = self.in_flight[index]
         parameters = self._prepare(in_flight, weights)
         roots, gradients = self._roots(in_flight, gradients)
@@ -233,7 +233,7 @@ class Chunk:
             self._substitution.backward_reads(weights or in_flight.weights)
 
     def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> list[Parameter]:
-        """Let the graph be there, and all that a backward needs; the leaves of the graph."""
+        """Prepare a backward: its weights and, after a recompute, its graph; returns the leaves of the graph."""
         self._read_back(in_flight, weights)
         if self.recompute:
             with self._buffers_of(in_flight):
@@ -259,7 +259,7 @@ class Chunk:
 
     @contextlib.contextmanager
     def _buffers_of(self, in_flight: InFlight) -> Iterator[None]:
-        """Let a forward that runs again find what it found the first time, and leave no second trace."""
+        """Give a recomputed forward the buffers of the first time, and discard the changes that it makes."""
         kept = {where: getattr(*where) for where in self._changing}
         try:
             for where, buffer in kept.items():
@@ -309,7 +309,7 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
 
 
 def _keep_nothing(tensor: Any) -> Any:
-    """For a graph that is only asked which outputs want a gradient."""
+    """For a graph that only shows which outputs need a gradient."""
     return None
 
 
@@ -318,6 +318,6 @@ def _counting(saved: set[tuple[int, int]]) -> contextlib.AbstractContextManager[
 
     def note(tensor: Tensor) -> Tensor:
         saved.add(_storage(tensor))
-        return tensor.detach()  # the tensor itself could be an output that its own graph then holds for ever
+        return tensor.detach()  # the tensor itself could be an output that its own graph then holds forever
 
     return torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)

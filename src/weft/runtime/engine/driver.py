@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias
 
+import torch
+
 from weft.errors import RunError
-from weft.runtime.comm import ProcessTransport
+from weft.runtime.comm import Transport
 from weft.runtime.engine.waiting import Wait, Waits
 from weft.runtime.engine.worker import Worker
 
@@ -56,7 +58,7 @@ class TurnTaking:
 class Blocking:
     """Drives the one worker of a process whose peers are other processes."""
 
-    def __init__(self, worker: Worker, transport: ProcessTransport) -> None:
+    def __init__(self, worker: Worker, transport: Transport) -> None:
         self.workers = [worker]
         self._worker, self._transport = worker, transport
 
@@ -64,7 +66,7 @@ class Blocking:
         try:
             for wait in work(self._worker):
                 if wait.for_gradients:
-                    self._wait_for_any(self._worker.sums_under_way(), wait)
+                    self._wait_for_any(self._worker.sums_under_way(), wait, deadline=self._transport.deadline)
                 elif self._worker.has_stages_to_start():
                     self._receive_and_advance(wait)
                 else:
@@ -76,15 +78,13 @@ class Blocking:
     def _receive_and_advance(self, wait: Wait) -> None:
         received = _in_thread(lambda: self._transport.receive(wait.source, str(wait)))
         while not received.done():
-            self._wait_for_any([received, *self._worker.sums_under_way()], wait)
+            self._wait_for_any([received, *self._worker.sums_under_way()], wait, deadline=None)  # receive has its own
             self._worker.advance()
         received.result()
 
-    def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait) -> None:
+    def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait, *, deadline: float | None) -> None:
         """Block until one is done; raises if one failed, or none was done in time."""
-        done, _ = concurrent.futures.wait(
-            futures, timeout=self._transport.deadline, return_when=concurrent.futures.FIRST_COMPLETED
-        )
+        done, _ = concurrent.futures.wait(futures, timeout=deadline, return_when=concurrent.futures.FIRST_COMPLETED)
         try:
             if not done:
                 raise concurrent.futures.TimeoutError
@@ -97,11 +97,14 @@ class Blocking:
 
 
 def _in_thread(function: Callable[[], None]) -> Future[Any]:
+    """Run a function in a thread, on the caller's CUDA stream if there is one."""
     future: Future[Any] = Future()
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     def run() -> None:
         try:
-            future.set_result(function())  # type: ignore[func-returns-value]
+            with torch.cuda.stream(stream):  # None changes nothing
+                future.set_result(function())  # type: ignore[func-returns-value]
         except BaseException as problem:
             future.set_exception(problem)
 

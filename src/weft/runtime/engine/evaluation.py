@@ -65,8 +65,8 @@ class Scores:
 
     def means(self, collectives: Collectives) -> dict[str, float]:
         """The means over the samples of all ranks; every process asks."""
-        everyones = collectives.all_gather(self._sums, purpose="add up an evaluation")
-        *totals, samples = (sum(values) for values in zip(*everyones, strict=True))
+        gathered = collectives.all_gather(self._sums, purpose="add up an evaluation")
+        *totals, samples = (sum(values) for values in zip(*gathered, strict=True))
         if not samples:
             raise WeftError("evaluate needs at least one sample (got none from the loader)")
         names = ("loss", *self._metrics)
@@ -91,8 +91,8 @@ class Outputs:
         own = [
             [number, list(output.shape), str(output.dtype).removeprefix("torch.")] for number, output in outputs.items()
         ]
-        everyones = collectives.all_gather(own, purpose=purpose)
-        for number, shape, dtype in sorted(form for forms in everyones for form in forms):
+        gathered = collectives.all_gather(own, purpose=purpose)
+        for number, shape, dtype in sorted(form for forms in gathered for form in forms):
             if number not in outputs:
                 outputs[number] = torch.empty(shape, dtype=getattr(torch, dtype))
             rank = number // schedule.microbatches * schedule.stages + last

@@ -169,8 +169,10 @@ class Worker:
             return False
         before = self._progress
         for parameters in self._sets:
+            older = None
             for update in parameters.pending:
-                self._progress += self._gradient_sync.advance(update)
+                self._progress += self._gradient_sync.advance(update, older)
+                older = update
         return self._progress > before
 
     def sums_under_way(self) -> list[Future[Any]]:
@@ -230,9 +232,9 @@ class Worker:
         self.memory.change_activations(in_flight.rebuilt)
         whole = step.action.op == Op.B
         run = chunk.backward if whole else chunk.backward_inputs
-        owed = run(index, gradients, self._backward_reads(task))
+        input_gradients = run(index, gradients, self._backward_reads(task))
         if step.feeds >= 0:
-            self.hand_over(step, Message.pack(outgoing_key(step), owed, loss=loss))
+            self.hand_over(step, Message.pack(outgoing_key(step), input_gradients, loss=loss))
         if whole:
             self._end_backward(step, in_flight)
 
@@ -321,6 +323,10 @@ class Worker:
             del self._updated[completed.minibatch]
             self.completed = completed
             self.skipped += completed.skipped
+
+    def resume(self, *, begun: int, skipped: int, completed: Completed | None) -> None:
+        """Continue the counts of a run that was saved."""
+        self.begun, self.skipped, self.completed = begun, skipped, completed
 
     def restart(self, minibatches: int) -> None:
         """After a flush of `minibatches`: versions and micro-batches count from 0."""

@@ -23,7 +23,7 @@ class PartState:
     """What a checkpoint keeps of a part."""
 
     parameters: Sequence[Any] | None = None  # the state of each parameter of the set; None: the part has no such state
-    shared: Any = None  # what belongs to no single parameter
+    shared: Any = None  # of the optimizer and the scheduler only: what belongs to no single parameter
 
 
 class UpdatePart:

@@ -2,8 +2,12 @@
 
 Each stage is a sum over the members of a group, most of them on other ranks, so an update is *pending* for some time:
 until its version is read for the first time. A version that is read late enough (a delay of one, or other chunks'
-work in between) is there by then, and nobody waits. The worker drives the stages: a sum starts where the worker
-advances a pending update, in the order of mini-batches, so every rank joins the sums of a group in the same order.
+work in between) is there by then, and nobody waits.
+
+The worker drives the stages. An update starts a stage only after the older pending updates of its set have started
+it, so every rank joins the sums of a group in the order of mini-batches: parts of different processes match by that
+order alone. A worker advances while it runs a cycle, so the members of a group must read a version for the first time
+in the same cycle; `norm_groups` and the tied programs see to that.
 """
 
 from __future__ import annotations
@@ -115,6 +119,10 @@ class GradientSync:
     sums: GroupSums
     stages: Sequence[Stage]
 
+    def close(self) -> None:
+        """End the threads of the sums."""
+        self.sums.close()
+
     def needed(self, member: Member) -> bool:
         return any(member in stage.groups for stage in self.stages)
 
@@ -126,17 +134,20 @@ class GradientSync:
         self._start(update)
 
     @torch.no_grad()
-    def advance(self, update: PendingUpdate) -> bool:
-        """Finish the stages whose sum is there and start those after them; whether there was any.
+    def advance(self, update: PendingUpdate, older: PendingUpdate | None = None) -> int:
+        """Finish the stages whose sum is there and start those after them; how many.
 
-        A failed sum stays where it is: its error is raised where somebody waits for it.
+        `older` is the pending update before this one in its set, if there is any. A failed sum stays where it is: its
+        error is raised when the worker waits for it.
         """
-        advanced = False
+        finished = 0
         while update.sum is not None and update.sum.done() and update.sum.exception() is None:
+            if older is not None and len(older.stages) >= len(update.stages):
+                break
             update.stages.pop(0).apply(update, update.sum.result())
             self._start(update)
-            advanced = True
-        return advanced
+            finished += 1
+        return finished
 
     @torch.no_grad()
     def _start(self, update: PendingUpdate) -> None:

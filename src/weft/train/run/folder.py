@@ -157,7 +157,7 @@ class Folder:
             raise WeftError(f"{file} can't be read ({problem}); write the name of a checkpoint into it") from None
         if not NAME.fullmatch(name) or not (self.checkpoints / name).is_dir():
             raise WeftError(
-                f"{file} names {name[:60]!r}, which is no checkpoint of {self} (there are: "
+                f"{file} names {name[:60]!r}, which is not a checkpoint of {self} (there are: "
                 f"{', '.join(self.names()) or 'none'}); choose one with --checkpoint NAME"
             )
         return name
@@ -189,7 +189,7 @@ def new_folder(home: str, name: str, *, default: str, overwrite: bool) -> Folder
                     "(--overwrite), or choose another name (--set name=...)"
                 )
             if not (path / "job.toml").is_file():
-                raise WeftError(f"{path} is no run (it has no job.toml), so it is not overwritten; use another name")
+                raise WeftError(f"{path} is not a run (it has no job.toml), so it is not overwritten; use another name")
             shutil.rmtree(path)
         return Folder(path)
     number = 1
@@ -205,7 +205,7 @@ def find_run(given: str, home: str = "runs") -> Folder:
             return Folder(path)
     runs = sorted(job.parent.name for job in Path(home).glob("*/job.toml"))
     known = ", ".join(runs) or "none"
-    raise WeftError(f"{given} is no run: it has no job.toml{did_you_mean(given, runs)} (runs in {home}: {known})")
+    raise WeftError(f"{given} is not a run: it has no job.toml{did_you_mean(given, runs)} (runs in {home}: {known})")
 
 
 def slug(name: str) -> str:

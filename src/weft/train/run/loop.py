@@ -121,7 +121,7 @@ class Loop:
             if stop:
                 outcome = "stopped"
                 break
-        self._watch.settle()
+        self._watch.read_all()
         ended = Ended(
             outcome="stopped early" if self._out_of_patience else outcome,
             progress=self.progress,
@@ -202,7 +202,7 @@ class Loop:
             self._timeline = self.pipe.timeline(min(self.options.timeline, self._unflushed))
         self._complete(self.pipe.flush())
         self._unflushed = 0
-        self._watch.settle()
+        self._watch.read_all()
         self._clock.stop()
         self.state.seconds = self._clock.spent
 

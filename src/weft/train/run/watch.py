@@ -40,7 +40,7 @@ class Watch:
         self._pending.append(self._collectives.start_all_gather(numbers, purpose="compare mini-batches"))
         return len(self._pending) > LAG and self._read_oldest()
 
-    def settle(self) -> None:
+    def read_all(self) -> None:
         """Read what was handed in and not read yet, for example before a checkpoint."""
         while self._pending:
             self._read_oldest()
