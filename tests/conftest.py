@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from tests.helpers.scripts import Starter
 
+pytest.register_assert_rewrite("tests.helpers")  # a failing assertion there shows its values, too
+
 # a busy machine is no failure, and CI tries the same examples every time
 settings.register_profile(
     "weft", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ

@@ -28,14 +28,16 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else plural}"
 
 
+def byte_unit(nbytes: float) -> tuple[int, str]:
+    """The largest unit that is not above an amount of bytes: its size and its name."""
+    units = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    return next(((size, name) for size, name in units if nbytes >= size), (1, "B"))
+
+
 def format_bytes(nbytes: float) -> str:
-    """Bytes in the unit that gives one to four digits before the decimal point."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, "TiB"
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+    """Bytes in the unit that leaves one to four digits before the point."""
+    size, unit = byte_unit(nbytes)
+    return f"{nbytes:.0f} B" if size == 1 else f"{nbytes / size:,.1f} {unit}"
 
 
 def format_duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A second implementation of each method: DESIGN section 2 in plain PyTorch, one process, without weft.
+"""A second implementation of each method: its formula in plain PyTorch, one process, without weft.
 
 No pipeline, no schedule, no order of work: mini-batch `t` passes chunk `k` with micro-batch `j` at the weights
 after `t - delay(k, j)` updates, forward and backward, and the sum of its gradients makes the next version.
@@ -18,7 +18,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def delays(method: str, stages: int, microbatches: int, *, vertical_sync: bool = False) -> Delay:
-    """The column "forward weights" of DESIGN's table."""
+    """How many updates late each forward reads, by the formula of its method."""
     if method == "pipedream" and not vertical_sync:
         return lambda k, j: max(0, math.ceil((stages - 1 - k - j) / microbatches))
     return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages)}.get(method, 0)

@@ -34,7 +34,7 @@ Law = Callable[[int, int], Reads]  # chunk k, micro-batch j
 
 
 def prediction_law(method: str, versions: str, n: int, m: int) -> Law:
-    """The rows of DESIGN's table that predict, for `n` stages and `m` micro-batches."""
+    """The published counts of the methods that predict, for `n` stages and `m` micro-batches."""
 
     def late(k: int, j: int) -> int:
         return max(0, math.ceil((n - 1 - k - j) / m))

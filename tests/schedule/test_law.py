@@ -1,4 +1,4 @@
-"""The law: the lowering, which counts updates in the order of work, agrees with DESIGN's formulas.
+"""The law: the lowering, which counts updates in the order of work, agrees with the formulas of the methods.
 
 The formulas are written here independently, so that an error in `law.py` is noticed.
 """
@@ -8,7 +8,8 @@ import math
 import pytest
 
 import weft
-from weft.schedule import Op, Schedule, Step, lower
+from weft.schedule import METHODS, Op, Schedule, Step, lower
+from weft.schedule.law import LAWS
 
 # every stage count and micro-batch count up to 16: all pairs of small ones, then pairs with many delays and with few
 SIZES = [
@@ -137,3 +138,7 @@ def test_updates_between_a_forward_and_its_update() -> None:
                         if step.minibatch >= program.drain:
                             between = updates - seen[step.action.index]
                             assert between == max(0, math.ceil((stages - 1 - rank - j) / microbatches))
+
+
+def test_every_method_has_a_law() -> None:
+    assert set(LAWS) == set(METHODS)

@@ -1,4 +1,4 @@
-"""The figures of DESIGN's sections 2 and 3: closed formulas compared with executed schedules."""
+"""Figures of the methods: closed formulas compared with executed schedules."""
 
 from __future__ import annotations
 

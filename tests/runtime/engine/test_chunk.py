@@ -170,6 +170,19 @@ def test_a_chunk_may_start_with_an_in_place_layer(name: str, recompute: bool, st
     assert differing(state, plain(model, copy.deepcopy(data))[0]) == []
 
 
+def test_a_recomputed_chunk_must_not_change_its_input() -> None:
+    """weft copies the input where a module says `inplace`; a function that works in place does not say so."""
+
+    class Doubling(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            return value.detach().mul_(2)
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), Doubling(), nn.Linear(WIDTH, WIDTH))
+    pipe = pipeline(model, recompute=[False, True], balance=[2, 2])
+    with pytest.raises(WeftError, match=r"input in place.*recompute=False, or cut the model at another layer"):
+        train(pipe, batches(1))
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_in_place_layers_after_the_first_layer_of_a_chunk(recompute: bool) -> None:
     """A chunk of [Identity, in-place ReLU, Linear]."""

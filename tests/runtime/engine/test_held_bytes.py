@@ -153,7 +153,7 @@ def saved_bytes(layers: nn.Module, given: Tensor, *, target: Tensor | None) -> i
 
 
 def in_flight(name: str, stages: int, microbatches: int, rank: int) -> int:
-    """The most micro-batches that a chunk holds: section 3 of DESIGN."""
+    """The most micro-batches that a chunk holds, by formula."""
     return {"gpipe": microbatches, "zb-h1": min(microbatches, stages)}.get(name, min(microbatches, stages - rank))
 
 

@@ -106,7 +106,7 @@ def watched(name: str, stages: int, *, microbatches: int = 4, **options: Any) ->
 
 
 def law(name: str, stages: int, microbatches: int, chunk: int, *, vertical_sync: bool = False) -> int:
-    """Extra copies of a chunk's weights: the column of DESIGN's table; for pipedream, the versions of its delays."""
+    """Extra copies of a chunk's weights, by formula; for pipedream, the versions of its delays."""
     if name == "pipedream":
         return stages - 1 if vertical_sync else math.ceil((stages - 1 - chunk) / microbatches)
     return {"2bw": 1, "wpipe": int(chunk < stages)}.get(name, 0)

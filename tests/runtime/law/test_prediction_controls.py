@@ -237,7 +237,7 @@ def test_the_rest_of_version_counts(case: Case, monkeypatch: pytest.MonkeyPatch)
 
 
 def check_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counts of DESIGN section 2: updates between a forward and its own, and all backwards at W_t."""
+    """The counts by formula: updates between a forward and its own, and all backwards at W_t."""
     method, p, m = case.method, case.stages, case.microbatches
     reads, law = spied(monkeypatch, case), law_of(case)
     assert len(reads) == 2 * len(case.balance) * m * case.updates

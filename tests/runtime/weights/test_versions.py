@@ -1,6 +1,6 @@
 """Weight versions: copied only while something still reads them, never more than needed, invisible to autograd.
 
-DESIGN section 4 names the traps: an update between a micro-batch's forward and its backward must change nothing
+The traps: an update between a micro-batch's forward and its backward must change nothing
 about the gradient. The obvious alternatives (`param.data = …`) are tested too, and give wrong gradients silently.
 """
 

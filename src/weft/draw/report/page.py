@@ -30,7 +30,7 @@ from weft.draw.report.runs import (
 from weft.draw.report.summary_text import category_name, key_figures, summary
 from weft.errors import WeftError
 from weft.simulate import CATEGORIES
-from weft.text import format_bytes
+from weft.text import byte_unit, format_bytes
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -216,8 +216,7 @@ def _memory_chart(runs: Sequence[Run]) -> str:
     peaks = {name: _largest_peaks(members) for name, members in groups.items() if members}
     every_rank = [memory for ranks in peaks.values() for memory in ranks]
     most = max(map(total_bytes, every_rank), default=0)
-    units = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-    scale, unit = next(((scale, unit) for scale, unit in units if most >= scale), (1, "B"))
+    scale, unit = byte_unit(most)
     parts = [
         part
         for part in (*CATEGORIES, "other")

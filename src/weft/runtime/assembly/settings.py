@@ -54,6 +54,11 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
+def _check_recompute(recompute: Any) -> None:
+    if not isinstance(recompute, bool | Sequence) or isinstance(recompute, str):
+        raise WeftError(f"recompute is true, false, or one of them a chunk (got {recompute!r})")
+
+
 def _check_clip_norm(clip_norm: Any) -> None:
     if clip_norm is not None and not (_is_number(clip_norm) and 0 < clip_norm < math.inf):
         raise WeftError(f"clip_norm is a number above 0, or None (got {clip_norm!r})")
@@ -109,7 +114,7 @@ class Settings:
     stages: int | None = _option(None)
     replicas: int = _option(1, same=True, about=True)
     balance: str | Sequence[int] = _option("parameters")
-    recompute: bool | Sequence[bool] = _option(False, same=True)
+    recompute: bool | Sequence[bool] = _option(False, check=_check_recompute, same=True)
     lr_scheduler: SchedulerMaker | None = _option(None)
     clip_norm: float | None = _option(None, check=_check_clip_norm, same=True)
     precision: Literal["fp32", "bf16"] | None = _option(None, check=_check_precision, same=True)

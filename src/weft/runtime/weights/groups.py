@@ -60,22 +60,23 @@ def gradient_sync_for(
         for chunk in range(schedule.chunks)
         for number in range(len(sets[chunk]))
     ]
-    averages = _averages(members) if replicas > 1 else []
-    ties = _ties(members, sets)
-    norms = _norms(members, sets, program) if clip_norm is not None else []
+    ties = _by_member(_ties(members, sets))
+    stages: list[Stage] = []
+    if replicas > 1:
+        stages.append(Average(groups=_by_member(_averages(members)), replicas=replicas))
+    if ties:
+        stages.append(Tie(groups=ties))
+    if clip_norm is not None:
+        norms = _norms(members, sets, program)
+        stages.append(Clip(groups=_by_member(norms), ties=ties, limit=clip_norm))
     across: dict[str, AllReduce] = {}
-    for group in (*averages, *ties, *norms):
+    for group in {group.name: group for stage in stages for group in stage.groups.values()}.values():
         ranks = sorted({replica * schedule.stages + schedule.placement[chunk] for replica, chunk, _ in group.members})
         over_ranks = all_reduce(ranks) if len(ranks) > 1 else None
         if over_ranks is not None:
             across[group.name] = over_ranks
-    stages: list[Stage] = [Average(groups=_by_member(averages), replicas=replicas), Tie(groups=_by_member(ties))]
-    if clip_norm is not None:
-        stages.append(Clip(groups=_by_member(norms), ties=_by_member(ties), limit=clip_norm))
-    return GradientSync(
-        sums=GroupSums({member for member in members if member[:2] in local}, across),
-        stages=[stage for stage in stages if stage.groups],
-    )
+    sums = GroupSums({member for member in members if member[:2] in local}, across)
+    return GradientSync(sums=sums, stages=stages)
 
 
 def _by_member(groups: Sequence[Group]) -> dict[Member, Group]:
