@@ -206,7 +206,7 @@ class Commands(Marked):
     def start_torchrun(self, *arguments: str) -> Script:
         """`torchrun arguments`; its ranks are new interpreters."""
         module = "torch.distributed.run"
-        return self._start("script", module=module, command=[module, *arguments])
+        return self._start("script", forked=False, module=module, command=[module, *arguments])
 
     def _start(self, kind: str, **order: Any) -> Script:
         notes = self.folder / f".command-{len(self._scripts)}"
