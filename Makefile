@@ -1,6 +1,7 @@
 # Both `make train` and `make test` set everything up; they need Python and make only.
 PYTHON ?= python3
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE # to compile tests once, not in every process of every run
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
 # $(1): options for pytest. mypy runs at the same time; its output follows that of pytest.

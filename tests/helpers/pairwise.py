@@ -1,13 +1,39 @@
 """A few rows of a large table that still contain every pair of values.
 
-Mistakes that need three particular values at once are rare; the whole table is for `make test-all`.
+Mistakes that need three particular values at once are rare; the other rows are marked slow, for `make test-all`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import combinations
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import combinations, product
+from typing import Any, TypeVar
+
+import pytest
 
 Row = TypeVar("Row")
+
+
+def parametrize_rows(
+    name: str, table: Sequence[Row], values: Callable[[Row], Sequence[Hashable]]
+) -> pytest.MarkDecorator:
+    """As `pytest.mark.parametrize(name, table)`, with the rows beyond a cover of all pairs marked slow."""
+    cover = pairwise(table, values)
+    rows = [pytest.param(row, marks=[] if row in cover else pytest.mark.slow) for row in table]
+    return pytest.mark.parametrize(name, rows, ids=str)
+
+
+def parametrize_product(**columns: Iterable[Any]) -> pytest.MarkDecorator:
+    """As one `pytest.mark.parametrize` for each column, with the rows beyond a cover of all pairs marked slow."""
+    values = {name: list(column) for name, column in columns.items()}
+    table = list(product(*(range(len(column)) for column in values.values())))
+    cover = pairwise(table, lambda row: row)
+    rows = [
+        pytest.param(
+            *(column[i] for column, i in zip(values.values(), row, strict=True)),
+            marks=[] if row in cover else pytest.mark.slow,
+        )
+        for row in table
+    ]
+    return pytest.mark.parametrize(tuple(columns), rows)
 
 
 def pairwise(table: Sequence[Row], values: Callable[[Row], Sequence[Hashable]]) -> list[Row]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from itertools import combinations, product
+from typing import Any
 
 import pytest
-from tests.helpers.pairwise import pairwise
+from tests.helpers.pairwise import pairwise, parametrize_product
 
 
 def pairs(rows: Sequence[tuple[int, ...]]) -> set[object]:
@@ -32,3 +33,14 @@ def test_pairs_that_the_table_has_not_are_not_asked_for() -> None:
     chosen = pairwise(table, lambda row: row)
     assert pairs(chosen) == pairs(table)
     assert len(chosen) < len(table)
+
+
+def test_the_other_rows_are_marked_slow() -> None:
+    columns: list[list[Any]] = [["1f1b", "2bw", "wpipe"], ["mlp", "conv"], [{}, {"replicas": 2}]]
+    names, rows = parametrize_product(method=columns[0], model=columns[1], options=columns[2]).mark.args
+    assert names == ("method", "model", "options")
+    assert [row.values for row in rows] == list(product(*columns))
+    fast = [tuple(map(str, row.values)) for row in rows if not row.marks]
+    assert len(fast) == 6
+    for i, j in combinations(range(3), 2):
+        assert len({(row[i], row[j]) for row in fast}) == len(columns[i]) * len(columns[j])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
 from tests.helpers.oracle import Oracle, delays
+from tests.helpers.pairwise import parametrize_product
 from tests.helpers.plain import (
     ROWS,
     WIDTH,
@@ -255,9 +256,7 @@ def test_nan_in_one_replica_skips_on_all(front: bool) -> None:
 # Norms
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatches": 2, "replicas": 2}], ids=["", "replicas"])
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("name", [*SYNCHRONOUS, "2bw"])
+@parametrize_product(name=[*SYNCHRONOUS, "2bw"], stages=[1, 2, 4], options=[{}, {"microbatches": 2, "replicas": 2}])
 def test_the_norm_is_over_all_chunks_and_counts_tied_weights_once(
     name: str, stages: int, options: dict[str, Any]
 ) -> None:

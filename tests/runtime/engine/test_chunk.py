@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
+from tests.helpers.pairwise import parametrize_product
 from tests.helpers.plain import (
     ROWS,
     WIDTH,
@@ -35,9 +36,7 @@ from weft.errors import WeftError
 # Randomness
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+@parametrize_product(name=SYNCHRONOUS, stages=[1, 2, 4], recompute=[False, True])
 def test_dropout_does_not_depend_on_how_it_is_run(name: str, stages: int, recompute: bool) -> None:
     data = batches(3)
     alone = train(pipeline(dropped(), schedule="gpipe", stages=1, seed=5), data)
@@ -326,9 +325,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("where", FROZEN)
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+@parametrize_product(name=SYNCHRONOUS, where=FROZEN, recompute=[False, True])
 def test_frozen_parameters(name: str, where: str, recompute: bool) -> None:
     """They stay unchanged and have no state; all others train as in plain PyTorch."""
     model, data = linear(), batches(3)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
+from tests.helpers.pairwise import parametrize_product
 from tests.helpers.plain import (
     ROWS,
     WIDTH,
@@ -96,9 +97,7 @@ def nested() -> nn.Sequential:
     return seeded(Fork, *[Carry] * 6, Meet)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+@parametrize_product(name=SYNCHRONOUS, stages=[1, 2, 4], recompute=[False, True])
 def test_chunks_may_return_any_tree(name: str, stages: int, recompute: bool) -> None:
     """To 1e-6: the gradient of a value that several chunks read is summed in another order."""
     model, data = nested(), batches(3)

@@ -11,9 +11,8 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
-import pytest
 from tests.helpers.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, check
-from tests.helpers.pairwise import pairwise
+from tests.helpers.pairwise import pairwise, parametrize_rows
 
 SIZES = [(p, m) for p in (1, 2, 4) for m in (p, 2 * p)]
 TURNS = ["sgd", "momentum", "adam", "adamw"]
@@ -61,18 +60,8 @@ def variant(case: Case) -> tuple[Hashable, ...]:
     return (replace(case, model="", recompute=False), case.model, case.recompute)
 
 
-PAIRS = pairwise(TABLE, values)
-VARIED_PAIRS = pairwise(VARIED, variant)
-
-
-@pytest.mark.parametrize("case", PAIRS, ids=str)
+@parametrize_rows("case", TABLE, values)
 def test_the_table(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in TABLE if case not in PAIRS], ids=str)
-def test_the_rest_of_the_table(case: Case) -> None:
     check(case)
 
 
@@ -94,17 +83,12 @@ def test_the_cover_has_every_pair_of_values() -> None:
         TURNS,
         [False, True],
     ]
+    cover = pairwise(TABLE, values)
     for (i, left), (j, right) in combinations(enumerate(factors), 2):
-        met = {(values(case)[i], values(case)[j]) for case in PAIRS}
+        met = {(values(case)[i], values(case)[j]) for case in cover}
         assert met == set(product(left, right))
 
 
-@pytest.mark.parametrize("case", VARIED_PAIRS, ids=str)
+@parametrize_rows("case", VARIED, variant)
 def test_other_sizes_and_options(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in VARIED if case not in VARIED_PAIRS], ids=str)
-def test_the_rest_of_other_sizes_and_options(case: Case) -> None:
     check(case)

@@ -26,6 +26,7 @@ from tests.helpers.models import (
     train,
 )
 from tests.helpers.oracle import Delay, Oracle
+from tests.helpers.pairwise import parametrize_product
 from torch import nn
 
 import weft
@@ -45,9 +46,7 @@ def test_methods_differ_exactly_where_the_law_says_so(model: str, p: int, m: int
             assert distance(ran[left], ran[right]) > 1e-3, f"{left} and {right}"
 
 
-@pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
-@pytest.mark.parametrize("model", MODELS)
+@parametrize_product(model=MODELS, name=ASYNCHRONOUS, p=[2, 4])
 def test_other_versions_do_not_match(model: str, name: str, p: int) -> None:
     """Weights that are too old, too new, or the newest in the backward only: each gives other results."""
     case = Case(method=name, stages=p, microbatches=p, model=model)
@@ -92,9 +91,7 @@ def test_the_oracle_by_hand() -> None:
 # Beyond the table
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
-@pytest.mark.parametrize("flushes", [(5,), (1, 2, 6)])
+@parametrize_product(model=MODELS, name=ASYNCHRONOUS, flushes=[(5,), (1, 2, 6)])
 def test_no_version_from_before_a_flush_is_read_after_it(name: str, model: str, flushes: tuple[int, ...]) -> None:
     case = Case(method=name, stages=2, microbatches=2, model=model, optimizer="momentum", flushes=flushes)
     check(case)
@@ -107,9 +104,7 @@ def test_a_run_shorter_than_the_pipeline(name: str, updates: int) -> None:
     check(Case(method=name, stages=4, microbatches=4, model="transformer", updates=updates))
 
 
-@pytest.mark.parametrize("optimizer", ["foreach", "fused", "fused-sgd"])
-@pytest.mark.parametrize("name", ["1f1b", *ASYNCHRONOUS])
-@pytest.mark.parametrize("model", MODELS)
+@parametrize_product(model=MODELS, name=["1f1b", *ASYNCHRONOUS], optimizer=["foreach", "fused", "fused-sgd"])
 def test_foreach_and_fused_optimizers(name: str, optimizer: str, model: str) -> None:
     """They write weights in other ways than plain loops, also as seen by autograd."""
     check(Case(method=name, stages=2, microbatches=2, model=model, optimizer=optimizer))
@@ -123,9 +118,7 @@ def test_the_learning_rate_steps_once_per_update(name: str, model: str) -> None:
     assert distance(expected(case), expected(replace(case, lr_scheduler=None))) > 1e-3
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", ["1f1b", "2bw"])
-@pytest.mark.parametrize("p", [2, 4])
+@parametrize_product(model=MODELS, name=["1f1b", "2bw"], p=[2, 4])
 def test_clipping_uses_the_norm_of_the_whole_model(name: str, p: int, model: str) -> None:
     """To 1e-6: the squares of a norm are summed by chunk."""
     case = Case(method=name, stages=p, microbatches=p, model=model, optimizer="momentum", clip_norm=0.5)

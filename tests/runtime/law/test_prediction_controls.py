@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.helpers import models
 from tests.helpers.models import WIDTH, distance
-from tests.helpers.pairwise import pairwise
+from tests.helpers.pairwise import parametrize_rows
 from tests.helpers.prediction_cases import ADDED, METHODS, SGD, Case, ask_oracle, expected, law_of, train
 from tests.helpers.prediction_oracle import PredictionOracle, Reads
 from torch import Tensor, nn
@@ -222,21 +222,10 @@ COUNTED = [
     for (method, versions), p, m in product(METHODS, [1, 2, 4], [1, 2, 4, 8])
     if method not in ADDED or m % p == 0
 ]
-COUNTED_PAIRS = pairwise(COUNTED, lambda case: (case.method, case.versions, case.stages, case.microbatches))
 
 
-@pytest.mark.parametrize("case", COUNTED_PAIRS, ids=str)
+@parametrize_rows("case", COUNTED, lambda case: (case.method, case.versions, case.stages, case.microbatches))
 def test_version_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_counts(case, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in COUNTED if case not in COUNTED_PAIRS], ids=str)
-def test_the_rest_of_version_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_counts(case, monkeypatch)
-
-
-def check_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts by formula: updates between a forward and its own, and all backwards at W_t."""
     method, p, m = case.method, case.stages, case.microbatches
     reads, law = spied(monkeypatch, case), law_of(case)

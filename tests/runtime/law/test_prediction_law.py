@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.models import distance
-from tests.helpers.pairwise import pairwise
+from tests.helpers.pairwise import pairwise, parametrize_rows
 from tests.helpers.prediction_cases import (
     ADDED,
     FLAVOURS,
@@ -53,25 +53,17 @@ def values(case: Case) -> tuple[Hashable, ...]:
     return (case.method, case.versions, (case.stages, case.microbatches), case.model)
 
 
-PAIRS = pairwise(TABLE, values)
-
-
-@pytest.mark.parametrize("case", PAIRS, ids=str)
+@parametrize_rows("case", TABLE, values)
 def test_the_table(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in TABLE if case not in PAIRS], ids=str)
-def test_the_rest_of_the_table(case: Case) -> None:
-    check(case)
-
-
 def test_every_method_runs_with_its_sizes_and_all_models() -> None:
+    cover = pairwise(TABLE, values)
     for (method, versions), model in product(METHODS, SIZES):
-        assert any((case.method, case.versions) == (method, versions) for case in PAIRS)
-        assert any((case.method, case.model) == (method, model) for case in PAIRS)
-    sizes = {(case.method, case.stages, case.microbatches) for case in PAIRS}
+        assert any((case.method, case.versions) == (method, versions) for case in cover)
+        assert any((case.method, case.model) == (method, model) for case in cover)
+    sizes = {(case.method, case.stages, case.microbatches) for case in cover}
     assert sizes == {(case.method, case.stages, case.microbatches) for case in TABLE}
 
 
@@ -182,17 +174,10 @@ RATED = [
         ["linear", "decayed"],
     )
 ]
-RATED_PAIRS = pairwise(RATED, lambda case: (case.method, case.lr_scheduler, case.extrapolation))
 
 
-@pytest.mark.parametrize("case", RATED_PAIRS, ids=str)
+@parametrize_rows("case", RATED, lambda case: (case.method, case.lr_scheduler, case.extrapolation))
 def test_the_rates_are_those_of_the_updates_predicted(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in RATED if case not in RATED_PAIRS], ids=str)
-def test_the_rest_of_the_rates(case: Case) -> None:
     check(case)
 
 

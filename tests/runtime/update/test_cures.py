@@ -61,7 +61,7 @@ class Case:
         return BALANCE[self.stages * (2 if self.method == "wpipe" else 1)]
 
     def batches(self) -> list[tuple[Tensor, Tensor]]:
-        given = list(batches(self.model, 12))
+        given = list(batches(self.model, 8))  # more than twice the longest delay, which is three
         if self.bad >= 0:
             given[self.bad] = (given[self.bad][0] * math.nan, given[self.bad][1])
         return given
@@ -273,7 +273,7 @@ class ByHand(torch.optim.Optimizer):
 @pytest.mark.parametrize("case", ANY, ids=str)
 def test_nadamw(case: Case) -> None:
     def run(trains: Any) -> Run:
-        for inputs, targets in batches("mlp", 12):
+        for inputs, targets in batches("mlp", 8):
             trains.step(inputs.double(), targets)
         return Run(state=dict(getattr(trains, "model", trains).state_dict()), losses=[])
 
