@@ -80,7 +80,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
         {"schedule": "pipedream", "predict": {}},
         r"predict= is for .*wpipe.*pipedream keeps its versions",
     ),
-    "predict word": ({"schedule": "xpipe", "predict": "exact"}, r"predict holds choices.*got 'exact'"),
+    "predict word": ({"schedule": "xpipe", "predict": "exact"}, r"predict is a dict.*got 'exact'"),
     "predict name": ({"schedule": "xpipe", "predict": {"version": "exact"}}, r"'version', did you mean 'versions'\?"),
     "predict value": ({"schedule": "xpipe", "predict": {"bias": "sgd"}}, r"bias is 'adam' or 'printed' \(got 'sgd'\)"),
     "predict without a rule": (
