@@ -83,7 +83,7 @@ def test_a_run_of_the_same_name_is_not_lost(folder: Folder) -> None:
     assert not Path("runs/one").exists()
     Path("runs/two").mkdir()
     (Path("runs/two") / "thesis.tex").write_text("")
-    with pytest.raises(WeftError, match="no run"):
+    with pytest.raises(WeftError, match="is not a run"):
         new_folder("runs", "two", default="", overwrite=True)
 
 
