@@ -1,14 +1,9 @@
-"""Messages between processes: they arrive in order, in bounded memory that is never overwritten while in use.
-
-Starting ranks takes seconds and a case milliseconds, so one launch of two ranks runs all cases. Each case has its own
-process group, so that its leftovers can't reach the next.
-"""
+"""Messages between processes: they arrive in order, in bounded memory that is never overwritten while in use."""
 
 from __future__ import annotations
 
 import math
 import os
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -342,11 +337,9 @@ def nobody_reads(end: End) -> list[Any]:
     return said
 
 
-Exchanged: TypeAlias = "list[dict[str, tuple[str, Any]]]"
-
 SHARING = [trees, sizes, many_descriptions, bounded, held]  # over shared memory too, with three slots
-CASES: list[tuple[str, Callable[[End], Any], int, bool]] = [
-    (f"{case.__name__} {slots}", case, slots, False)
+CASES: dict[str, tuple[Callable[[End], Any], int, bool]] = {
+    f"{case.__name__} {slots}": (case, slots, False)
     for case, several in (
         (trees, (1, 3)),
         (plain_values, (3,)),
@@ -364,35 +357,29 @@ CASES: list[tuple[str, Callable[[End], Any], int, bool]] = [
         (nobody_reads, (1, 3)),
     )
     for slots in several
-]
-CASES += [(f"{case.__name__} shared", case, 3, True) for case in SHARING]
+}
+CASES |= {f"{case.__name__} shared": (case, 3, True) for case in SHARING}
 
 
-def run_cases() -> dict[str, tuple[str, Any]]:
-    """The outcome of each case on this rank: a traceback, or an empty string and a result."""
-    torch.set_num_threads(1)
-    found: dict[str, tuple[str, Any]] = {}
+def run_case(name: str) -> Any:
+    """The result of a case at this end."""
+    case, slots, shares = CASES[name]
     sender = torch.tensor(os.getpid())
     dist.broadcast(sender, 0)
-    for name, case, slots, shares in CASES:
-        dist.barrier()  # if one end failed, the other arrives after its timeout
-        group, control = (dist.new_group(backend="gloo", timeout=LONG) for _ in range(2))
-        timeout = SHORT if case is nobody_reads else LONG
-        sends = dist.get_rank() == 0
-        end = End(
-            group=group,
-            control=control,
-            outgoing=SendLink(group, 1, slots=slots, timeout=timeout, shared_sender=SharedSender() if shares else None)
-            if sends
-            else None,
-            incoming=None if sends else _incoming(group, slots, int(sender) if shares else None),
-        )
-        try:
-            found[name] = "", case(end)
-        except Exception:
-            found[name] = traceback.format_exc(), None
-    dist.barrier()  # a process that ends drops its last messages
-    return found
+    group, control = (dist.new_group(backend="gloo", timeout=LONG) for _ in range(2))
+    timeout = SHORT if case is nobody_reads else LONG
+    sends = dist.get_rank() == 0
+    end = End(
+        group=group,
+        control=control,
+        outgoing=SendLink(group, 1, slots=slots, timeout=timeout, shared_sender=SharedSender() if shares else None)
+        if sends
+        else None,
+        incoming=None if sends else _incoming(group, slots, int(sender) if shares else None),
+    )
+    result = case(end)
+    dist.barrier()  # a process that leaves its group drops its last messages
+    return result
 
 
 def _incoming(group: dist.ProcessGroup, slots: int, sender: int | None) -> ReceiveLink:
@@ -400,18 +387,13 @@ def _incoming(group: dist.ProcessGroup, slots: int, sender: int | None) -> Recei
     return ReceiveLink(group, 0, slots=slots, device=torch.device("cpu"), shared_receiver=shared_receiver)
 
 
-@pytest.fixture(scope="module")
-def exchanged(launch: Callable[..., list[Any]]) -> Exchanged:
-    return launch(run_cases, ranks=2)
+Results: TypeAlias = "Callable[[str], list[Any]]"
 
 
-def results(exchanged: Exchanged, name: str) -> list[Any]:
+@pytest.fixture
+def results(launch: Callable[..., list[Any]]) -> Results:
     """The results of a case at both ends."""
-    for rank, found in enumerate(exchanged):
-        failed = [f"{case}: {error}" for case, (error, _) in found.items() if error]
-        assert name in found, f"rank {rank} did not reach it: {failed}"
-        assert not found[name][0], f"rank {rank}: {found[name][0]}"
-    return [found[name][1] for found in exchanged]
+    return lambda name: launch(run_case, name, ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -431,23 +413,23 @@ def results(exchanged: Exchanged, name: str) -> list[Any]:
         ("many_descriptions shared", 883),
     ],
 )
-def test_messages_arrive_in_order(exchanged: Exchanged, name: str, count: int) -> None:
-    assert results(exchanged, name) == [0, count]
+def test_messages_arrive_in_order(results: Results, name: str, count: int) -> None:
+    assert results(name) == [0, count]
 
 
-def test_equal_plain_values_keep_their_types(exchanged: Exchanged) -> None:
-    assert results(exchanged, "plain_values 3") == [0, 8]
+def test_equal_plain_values_keep_their_types(results: Results) -> None:
+    assert results("plain_values 3") == [0, 8]
 
 
-def test_links_of_both_directions_do_not_mix(exchanged: Exchanged) -> None:
-    assert results(exchanged, "both_ways 2") == [50, 50]
+def test_links_of_both_directions_do_not_mix(results: Results) -> None:
+    assert results("both_ways 2") == [50, 50]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_buffers_are_bounded_and_reused(exchanged: Exchanged, slots: int) -> None:
+def test_buffers_are_bounded_and_reused(results: Results, slots: int) -> None:
     """The receiver has one buffer per posted receive and one in use, the sender one per send in flight and one that is
     being filled. While messages grow, each may get a second one, which stays: there are no more after 1,000."""
-    (sending, _), (receiving, addresses) = results(exchanged, f"bounded {slots}")
+    (sending, _), (receiving, addresses) = results(f"bounded {slots}")
     largest = aligned(20_000 * 4) + 4 * ALIGNMENT
     assert len(set(receiving[100:])) == 1
     assert max(receiving) <= 2 * (slots + 1) * largest
@@ -455,30 +437,30 @@ def test_buffers_are_bounded_and_reused(exchanged: Exchanged, slots: int) -> Non
     assert len(addresses) <= 3 * (slots + 1)  # a description moves the data further back
 
 
-def test_shared_memory_is_bounded_and_reused(exchanged: Exchanged) -> None:
+def test_shared_memory_is_bounded_and_reused(results: Results) -> None:
     """A piece for each message in flight, one being read, and one that was read and is not released yet."""
-    (sending, _), (receiving, addresses) = results(exchanged, "bounded shared")
+    (sending, _), (receiving, addresses) = results("bounded shared")
     assert 2 <= len(addresses) < 20  # small messages do not use it
     assert max(sending) <= 8 * (aligned(20_000 * 4) + FIRST_CAPACITY)
     assert max(receiving) <= 8 * FIRST_CAPACITY
 
 
-def test_held_shared_memory_is_never_overwritten(exchanged: Exchanged) -> None:
+def test_held_shared_memory_is_never_overwritten(results: Results) -> None:
     """Both ends check what they hold; the receiver's own buffers contain only headers, however much is held."""
-    _, (nothing, much, again) = results(exchanged, "held shared")
+    _, (nothing, much, again) = results("held shared")
     assert nothing == much == again
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_held_buffers_are_never_overwritten(exchanged: Exchanged, slots: int) -> None:
-    _, (nothing, much, again) = results(exchanged, f"held {slots}")
+def test_held_buffers_are_never_overwritten(results: Results, slots: int) -> None:
+    _, (nothing, much, again) = results(f"held {slots}")
     assert much >= nothing + 30 * 50 * 40 * 4  # four of five were held
     assert again <= much
 
 
-def test_the_reason_of_a_failure_reaches_the_other_end(exchanged: Exchanged) -> None:
-    assert results(exchanged, "aborted 3")[1] == TEXT
-    text = results(exchanged, "aborted_at_length 1")[1]
+def test_the_reason_of_a_failure_reaches_the_other_end(results: Results) -> None:
+    assert results("aborted 3")[1] == TEXT
+    text = results("aborted_at_length 1")[1]
     assert text.startswith("xüü")
     assert FIRST_CAPACITY / 2 - 100 < len(text) < FIRST_CAPACITY / 2
 
@@ -486,15 +468,15 @@ def test_the_reason_of_a_failure_reaches_the_other_end(exchanged: Exchanged) -> 
 @pytest.mark.parametrize(
     ("name", "end"), [("nothing_comes 3", 1), ("aborted_unheard 1", 0)], ids=["receiving", "aborting"]
 )
-def test_a_wait_ends_at_its_deadline(exchanged: Exchanged, name: str, end: int) -> None:
+def test_a_wait_ends_at_its_deadline(results: Results, name: str, end: int) -> None:
     """The transport recognizes a timeout by these words."""
-    assert "timed out" in results(exchanged, name)[end].lower()
+    assert "timed out" in results(name)[end].lower()
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_full_link_blocks_its_sender(exchanged: Exchanged, slots: int) -> None:
+def test_a_full_link_blocks_its_sender(results: Results, slots: int) -> None:
     """After `slots` messages that are received but unread, and `slots` + 1 in flight."""
-    (sent, text), _ = results(exchanged, f"nobody_reads {slots}")
+    (sent, text), _ = results(f"nobody_reads {slots}")
     assert sent == 2 * slots + 1
     assert "timed out" in text.lower()
 
