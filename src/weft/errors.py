@@ -4,11 +4,13 @@ WeftError (a ValueError)      the user's input breaks a rule; the message has ru
 ├── ScheduleError             a schedule breaks a rule of the verifier; the message also has the grid with a mark
 └── Diverged                  the loss of training is not finite
 RunError (a RuntimeError)     a run failed; the message names the rank and, if known, chunk, micro-batch and cause
-└── PeerError                 a run failed on another rank, which reports the cause
+├── PeerError                 a run failed on another rank, which reports the cause
+└── StorageError              a file of a run could not be written or read: no space, an I/O error, a stale handle
 """
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 
@@ -42,6 +44,26 @@ class RunError(RuntimeError):
 
 class PeerError(RunError):
     """A run failed on another rank; the message has the rank and the cause, if they are known on this rank."""
+
+
+class StorageError(RunError):
+    """A file of a run could not be written or read; training itself could go on."""
+
+
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.ENOENT: "name a file in a folder that exists",
+    errno.ENOTDIR: "name a file in a folder that exists",
+    errno.EACCES: "choose a place that you may write",
+    errno.EPERM: "choose a place that you may write",
+    errno.EROFS: "choose a place that you may write",
+}
+
+
+def remedy_for(problem: OSError) -> str:
+    """What a user can do about a file that can't be written or read."""
+    return REMEDIES.get(problem.errno or 0, "check the file system")
 
 
 def one_line(problem: BaseException) -> str:

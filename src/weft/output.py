@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
 from typing import Any
 
-from weft.errors import WeftError
+from weft.errors import WeftError, remedy_for
 
 ROWS = 16  # lines of a table that a terminal shows; --json prints all
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a temporary file, fsync it and rename it, so that the file is never incomplete."""
+    """Replace a file that a user has named; see `replace_file`."""
+    try:
+        replace_file(path, text)
+    except OSError as problem:
+        raise WeftError(f"{path} can't be written: {problem.strerror}; {remedy_for(problem)}") from problem
+
+
+def replace_file(path: str | Path, text: str) -> None:
+    """Write a temporary file, fsync it, rename it and fsync its folder: the file is never incomplete, and stays."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -22,10 +31,19 @@ def write_text(path: str | Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as problem:
-        raise WeftError(f"{path} can't be written: {problem.strerror}; name a file in a folder that exists") from None
+        sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            temporary.unlink(missing_ok=True)
+
+
+def sync(path: str | Path) -> None:
+    """Fsync a file or a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

@@ -28,6 +28,7 @@ LAYERS = (
     "user_code",
     "output",
     "text",
+    "faults",
     "metrics",
     "schedule",
     "simulate",
