@@ -3,9 +3,9 @@
     WEFT_FAULT=chunk-write:2:1:kill        kill rank 1 when it is in the middle of its second block of a checkpoint
     WEFT_FAULT_LOG=fired.log               each fault that fires appends a line here, and fires once a log
 
-A fault is `phase:nth:rank:fault`; commas separate several. `nth` counts the passes of a phase in a process from 1, or is
-`every`: each pass, in each process, also after a restart. `rank` is a number, `parent` (the process that starts ranks,
-or has virtual ones) or `*`. A trial whose fault has not fired shows nothing: check the log.
+A fault is `phase:nth:rank:fault`; commas separate several. `nth` counts the passes of a phase in a process from 1, or
+is `every`: each pass, in each process, also after a restart. `rank` is a number, `parent` (the process that starts
+ranks, or has virtual ones) or `*`. A trial whose fault has not fired shows nothing: check the log.
 
 Phases are inside operations: half a file is written, half a message is sent. `arm` reads the variables once, when a
 process starts. Where a phase is on the hot path, `site` returns None unless it has a fault.
