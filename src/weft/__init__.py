@@ -7,7 +7,7 @@ imported when it is first asked for.
 
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import PeerError, RunError, ScheduleError, WeftError
+from weft.errors import PeerError, RunError, ScheduleError, StorageError, WeftError
 from weft.schedule import Schedule, Weights, load_csv, schedule, verify
 from weft.simulate import ChunkCost, Cost, Link, simulate, timeline
 from weft.version import __version__ as __version__
@@ -27,6 +27,7 @@ __all__ = [
     "RunError",
     "Schedule",
     "ScheduleError",
+    "StorageError",
     "WeftError",
     "Weights",
     "cures",

@@ -11,13 +11,17 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime import checkpoint
 from weft.runtime.assembly import Settings, assemble
 from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
+from weft.runtime.process import status
 from weft.runtime.report import Report, gather_report, gather_timeline
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import Schedule, Timeline, check_sizes
+
+FILE_DEADLINE = 600.0  # seconds in which a save or a load moves no byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,7 @@ class Pipeline:
         """Drain the pipeline: afterwards every chunk has had every update."""
         fed = self._fed
         if fed:
+            faults.hit("flush")
             for cycle in range(fed, fed + self._assembly.program.drain):
                 self._run(lambda worker, cycle=cycle: worker.cycle(cycle, minibatches=fed))  # type: ignore[misc]
             self._run(lambda worker: worker.finish_updates())
@@ -113,6 +118,7 @@ class Pipeline:
         with self._evaluating():
             for inputs, targets in loader:
                 self._feed(inputs, targets, even=False)
+                faults.hit("evaluate")
                 self._run(lambda worker: evaluate(worker, scores.add))
         means = scores.means(self._assembly.collectives)
         return means["loss"] if metrics is None else means
@@ -172,6 +178,7 @@ class Pipeline:
         self._check_usable()
         seeds = self._assembly.compute.seeds
         seeds.save()
+        status.moves += 1
         try:
             self._driver.run(work)
         except BaseException as problem:
@@ -219,25 +226,34 @@ class Pipeline:
         self.flush()
         checkpoint.load_state_dict(self._assembly, state)
 
-    def save(self, path: str | os.PathLike[str], extra: Any = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        extra: Any = None,
+        *,
+        deadline: float = FILE_DEADLINE,
+        only_finite: bool = False,
+    ) -> None:
         """Write a checkpoint of this run into a new directory, with the caller's own `extra` (plain data).
 
-        Drains. Every rank calls it; rank 0's `extra` is the one that is saved.
+        Drains. Every rank calls it; rank 0's `extra` is the one that is saved. A save takes as long as ranks write; it
+        fails if none of them has written a byte for `deadline` seconds. `only_finite` refuses weights that are not
+        finite. If one rank can't write, all raise StorageError, and the pipeline can go on.
         """
         self._check_usable()
         self.flush()
         checkpoint.share_buffers(self._assembly)
-        checkpoint.save(path, self._assembly, extra=extra)
+        checkpoint.save(path, self._assembly, extra=extra, deadline=deadline, only_finite=only_finite)
 
-    def load(self, path: str | os.PathLike[str]) -> Any:
+    def load(self, path: str | os.PathLike[str], *, deadline: float = FILE_DEADLINE) -> Any:
         """Resume from a checkpoint that any schedule has saved, on any number of ranks; returns its `extra`.
 
         Drains. Every rank calls it. A checkpoint that is damaged, or of another model or optimizer, is refused before
-        anything has changed.
+        anything has changed. It fails if no rank has read a byte for `deadline` seconds.
         """
         self._check_usable()
         self.flush()
-        install, extra = checkpoint.prepare(path, self._assembly)
+        install, extra = checkpoint.prepare(path, self._assembly, deadline=deadline)
         try:
             install()
         except BaseException as problem:
@@ -250,6 +266,11 @@ class Pipeline:
     def report(self) -> Report:
         """How every rank has used time and memory so far; every rank calls it."""
         return gather_report(self._assembly)
+
+    @property
+    def actions(self) -> int:
+        """Actions that this process's ranks have executed so far: it grows while a step runs."""
+        return sum(worker.meter.actions for worker in self._driver.workers)
 
     def meters(self) -> list[dict[str, Any]]:
         """The figures so far of this process's own ranks: asks no other rank, and so never stalls."""

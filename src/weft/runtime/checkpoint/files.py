@@ -23,11 +23,14 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.errors import WeftError, one_line
+from weft import faults
+from weft.errors import StorageError, WeftError, one_line, remedy_for
+from weft.output import sync
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, decode
+from weft.runtime.checkpoint.writer import FileWriter, write_safetensors
+from weft.runtime.process import status
 
 FORMAT, VERSION = "weft checkpoint", 1
 MANIFEST, STATE = "manifest.json", "state.json"
@@ -118,8 +121,13 @@ class Checkpoint:
             digest = _digest(self.path / file)
         except FileNotFoundError:
             self.refuse(file, "is missing")
+        except PermissionError:
+            self.refuse(file, "can't be read (Permission denied)", "let all ranks read it")
         except OSError as problem:
-            self.refuse(file, f"can't be read ({problem.strerror or problem})")
+            reason = problem.strerror or problem
+            raise StorageError(
+                f"checkpoint {self.path}: {file} can't be read ({reason}); {remedy_for(problem)}"
+            ) from problem
         if digest != expected:
             self.refuse(file, "was altered: its SHA-256 is not what the manifest says")
 
@@ -181,70 +189,51 @@ def begin(target: Path, part: Path) -> None:
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write a safetensors file; returns its entry in the manifest."""
-    storable = _storable(tensors)
     with _writing(file):
-        file.touch()
-        mode = file.stat().st_mode  # that a new file of this user has
-        save_file(storable, file)
-        file.chmod(mode)
-        _sync(file)
-        return _digest(file)
+        return write_safetensors(file, _storable(tensors))
 
 
 def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers as safetensors takes them: dense and real, each in a storage of its own."""
-    result, seen = {}, set()
+    """The same numbers as safetensors takes them: dense and real, on the CPU."""
+    result = {}
     for key, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise WeftError(f"a checkpoint holds dense tensors, and {key} is a {tensor.layout} one; keep it dense")
         plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-        plain = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous()
-        storage = plain.untyped_storage()
-        shared = storage.nbytes() != plain.nbytes or storage.data_ptr() in seen
-        result[key] = plain.clone() if shared else plain
-        seen.add(storage.data_ptr())
+        result[key] = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous()
     return result
 
 
 def finish(target: Path, part: Path, state: dict[str, Any], files: dict[str, Any]) -> None:
     """Write the state and the manifest, and rename the directory to its final name."""
     with _writing(part / STATE):
-        _write(part / STATE, json.dumps(state, allow_nan=False))
-        files = files | {STATE: _digest(part / STATE)}
+        files = files | {STATE: _write(part / STATE, json.dumps(state, allow_nan=False))}
     with _writing(part / MANIFEST):
         _write(
             part / MANIFEST, _with_checksum({"format": FORMAT, "version": VERSION} | state["about"] | {"files": files})
         )
-        _sync(part)
+        sync(part)
     with _writing(target):
+        faults.hit("before-rename")
         part.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-        raise WeftError(
-            f"can't write {path}: {reason}; a checkpoint needs room, and a directory that all ranks share and may write"
+    except OSError as problem:
+        raise StorageError(
+            f"can't write {path}: {problem.strerror or problem}; {remedy_for(problem)}: a checkpoint needs room, and a "
+            "directory that all ranks share and may write"
         ) from problem
 
 
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _write(path: Path, text: str) -> dict[str, Any]:
+    with FileWriter(path) as writer:
+        writer.write(text.encode())
+    return writer.entry
 
 
 def _digest(path: Path) -> dict[str, Any]:
@@ -253,6 +242,8 @@ def _digest(path: Path) -> dict[str, Any]:
         while block := file.read(1 << 20):
             sha256.update(block)
             size += len(block)
+            status.nbytes += len(block)
+            faults.hit("load-verify")
     return {"bytes": size, "sha256": sha256.hexdigest()}
 
 

@@ -6,8 +6,10 @@ reads what it needs. Nothing changes before all of them have read and checked th
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,36 +18,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import WeftError
+from weft import faults
+from weft.errors import Diverged, WeftError
 from weft.runtime.assembly import Assembly, BuiltChunk, Layout
 from weft.runtime.checkpoint.files import Checkpoint, begin, described, finish, form_of, refusing_errors, write_tensors
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, SavedSets, decode, encode, state_of
 from weft.runtime.engine import Completed
+from weft.runtime.process import status
 from weft.version import __version__
 
 SAVE, LOAD = "save the checkpoint", "load the checkpoint"  # purposes of collective calls
+REMOVE_LIMIT = 5.0  # seconds
 
 
 # Saving
 
 
-def save(path: str | os.PathLike[str], assembly: Assembly, *, extra: Any) -> None:
-    """Write the checkpoint of a drained pipeline; every process takes part."""
+def save(path: str | os.PathLike[str], assembly: Assembly, *, extra: Any, deadline: float, only_finite: bool) -> None:
+    """Write the checkpoint of a drained pipeline; every process takes part.
+
+    It may take as long as some rank writes; `deadline` limits the seconds in which no rank writes a byte.
+    """
     collectives = assembly.collectives
+    together = functools.partial(collectives.together, purpose=SAVE, deadline=deadline, progress=_progress)
     target = Path(collectives.all_gather(os.path.abspath(path), purpose=SAVE)[0])
     part = target.with_name(f".{target.name}.part")
     first = collectives.first
     try:
-        collectives.together(lambda: begin(target, part) if first else None, purpose=SAVE)
-        written = collectives.together(lambda: _write_chunks(part, assembly), purpose=SAVE)
+        if only_finite:
+            together(lambda: _check_finite(assembly))
+        together(lambda: begin(target, part) if first else None)
+        written = together(lambda: _write_chunks(part, assembly))
         parts = collectives.all_gather(written, purpose=SAVE)
-        collectives.together(
-            lambda: finish(target, part, *_contents(assembly, parts, extra)) if first else None, purpose=SAVE
-        )
+        together(lambda: finish(target, part, *_contents(assembly, parts, extra)) if first else None)
     except BaseException:
         if first:
-            shutil.rmtree(part, ignore_errors=True)
+            _remove(part)
         raise
+
+
+def _progress() -> int:
+    return status.nbytes
+
+
+def _check_finite(assembly: Assembly) -> None:
+    """Refuse weights that are not finite: nothing can be resumed from them."""
+    for (_, number), built in assembly.chunks.items():
+        for parameters in built.chunk.sets:
+            for name, weight in zip(parameters.names, parameters.versions.live, strict=True):
+                if weight.is_floating_point() and not torch.isfinite(weight).all():
+                    raise Diverged(
+                        f"the weights of chunk {number} are not finite ({name}), so they are not saved; resume from "
+                        "the last checkpoint with a lower learning rate"
+                    )
+
+
+def _remove(part: Path) -> None:
+    """Delete what a failed save has left, in a thread: the file system may be stuck."""
+    thread = threading.Thread(target=shutil.rmtree, args=(part,), kwargs={"ignore_errors": True}, daemon=True)
+    thread.start()
+    thread.join(REMOVE_LIMIT)
 
 
 def _write_chunks(part: Path, assembly: Assembly) -> dict[str, Any]:
@@ -106,18 +138,20 @@ def _tensor(layout: Layout, built: BuiltChunk, name: str) -> Tensor:
 # Loading
 
 
-def prepare(path: str | os.PathLike[str], assembly: Assembly) -> tuple[Callable[[], None], Any]:
+def prepare(path: str | os.PathLike[str], assembly: Assembly, *, deadline: float) -> tuple[Callable[[], None], Any]:
     """Read and check what this process needs; a function that installs it, and the caller's `extra`.
 
-    Nothing is changed yet, and all processes refuse if one does.
+    Nothing is changed yet, and all processes refuse if one does. `deadline` limits the seconds in which no rank reads
+    a byte.
     """
     collectives = assembly.collectives
+    together = functools.partial(collectives.together, purpose=LOAD, deadline=deadline, progress=_progress)
     source = Path(collectives.all_gather(os.path.realpath(path), purpose=LOAD)[0])  # a link may move meanwhile
-    checkpoint = collectives.together(lambda: Checkpoint(source), purpose=LOAD)
+    checkpoint = together(lambda: Checkpoint(source))
     for rank, seal in enumerate(collectives.all_gather(checkpoint.manifest["sha256"], purpose=LOAD)):
         if seal != checkpoint.manifest["sha256"]:
             raise WeftError(f"all ranks need the same checkpoint; {source} on rank {rank} is another one than here")
-    return collectives.together(lambda: _prepare(checkpoint, assembly), purpose=LOAD)
+    return together(lambda: _prepare(checkpoint, assembly))
 
 
 def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], None], Any]:
@@ -144,6 +178,7 @@ def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], N
     def install() -> None:
         for tensor, value in weights:
             tensor.copy_(value)
+            faults.hit("load-install")
         for install_set in installs:
             install_set()
         for worker in assembly.driver.workers:

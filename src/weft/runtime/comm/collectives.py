@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
@@ -18,10 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.errors import PeerError, RunError, WeftError, one_line
+from weft.errors import Diverged, PeerError, RunError, StorageError, WeftError, one_line
 from weft.runtime.process import hang_dump
 
 T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two exchanges while all do their part of long work
+REFUSALS = {kind.__name__: kind for kind in (Diverged, StorageError)}  # kinds of errors that all ranks raise alike
 
 
 class Collectives:
@@ -98,17 +102,52 @@ class Collectives:
         """Wait until every process has come here."""
         self.all_gather(None, purpose=purpose, deadline=deadline)
 
-    def together(self, work: Callable[[], T], *, purpose: str, deadline: float | None = None) -> T:
-        """Let every process do its part; what one process can't do, all refuse, with the same message."""
-        result, cause, message = None, None, None
-        try:
-            result = work()
-        except Exception as error:
-            cause, message = error, str(error) if isinstance(error, WeftError) else one_line(error)
-        for refusal in self.all_gather(message, purpose=purpose, deadline=deadline):
+    def together(
+        self,
+        work: Callable[[], T],
+        *,
+        purpose: str,
+        deadline: float | None = None,
+        progress: Callable[[], int] | None = None,
+    ) -> T:
+        """Let every process do its part; what one process can't do, all refuse, with the same error.
+
+        With `progress`, a part may take as long as it likes while it moves: the ranks exchange this number again and
+        again, and give up when none of them has changed for `deadline` seconds.
+        """
+        part = _Part(work)
+        if progress is None or self._group is None:
+            part.do()
+        else:
+            self._watch(part, progress, purpose, deadline or self._deadline)
+        for refusal in self.all_gather(part.refusal, purpose=purpose, deadline=deadline):
             if refusal is not None:
-                raise WeftError(refusal) from cause
-        return result  # type: ignore[return-value]
+                kind, message = refusal
+                raise REFUSALS.get(kind, WeftError)(message) from part.error
+        return cast(T, part.result)
+
+    def _watch(self, part: _Part, progress: Callable[[], int], purpose: str, deadline: float) -> None:
+        """Do a part in a thread, so that this rank knows of the others, and leaves if its own is stuck.
+
+        Time is counted in pauses, which are the same on all ranks: so they give up together.
+        """
+        thread = threading.Thread(target=part.do, daemon=True, name=f"weft {purpose}")
+        thread.start()
+        pause, still = FIRST_PAUSE, 0.0
+        before: list[Any] = []
+        while True:
+            thread.join(pause)
+            states = self.all_gather([not thread.is_alive(), progress()], purpose=purpose)
+            if all(done for done, _ in states):
+                return
+            still = still + pause if states == before else 0.0
+            if still > deadline:
+                late = [str(rank) for rank, (done, _) in enumerate(states) if not done]
+                names = f"rank{'s' * (len(late) > 1)} {', '.join(late)}"
+                reason = f"rank {self.rank} waited {deadline:g} s for {names} to {purpose}, and no byte was moved"
+                hang_dump.dump(self.peers, rank=self.rank, reason=reason)
+                raise StorageError(f"{reason} in that time; is the file system stuck?")
+            before, pause = states, min(2 * pause, LONGEST_PAUSE)
 
     def close(self) -> None:
         """Destroy the process groups made here; every rank calls it, when none has anything left to send."""
@@ -146,3 +185,26 @@ class Collectives:
             work.wait(timedelta(seconds=deadline or self._deadline))
         except RuntimeError as problem:
             self.fail(problem, f"all ranks to {purpose}", deadline=deadline)
+
+
+class _Part:
+    """What one process does of common work, and how it went."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def do(self) -> None:
+        try:
+            self.result = self._work()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def refusal(self) -> list[str] | None:
+        """The kind and the message of its error, for the other ranks."""
+        if self.error is None:
+            return None
+        named = isinstance(self.error, WeftError | RunError)
+        return [type(self.error).__name__, str(self.error) if named else one_line(self.error)]

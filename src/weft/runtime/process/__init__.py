@@ -1,11 +1,13 @@
 """The life of a process: start ranks, be a rank, join a job of torchrun.
 
-Also what every rank sets up once: stack dumps for hangs, and an allocator that keeps freed memory.
+Also what every rank sets up once: its status and heartbeat, stack dumps for hangs, and an allocator that keeps freed
+memory.
 """
 
 from weft.runtime.process import hang_dump
 from weft.runtime.process.child import this_rank
 from weft.runtime.process.launcher import launch
+from weft.runtime.process.liveness import status, status_file, watch_parent
 from weft.runtime.process.malloc import keep_freed_memory
 
-__all__ = ["hang_dump", "keep_freed_memory", "launch", "this_rank"]
+__all__ = ["hang_dump", "keep_freed_memory", "launch", "status", "status_file", "this_rank", "watch_parent"]

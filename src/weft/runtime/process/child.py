@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from weft import faults
 from weft.errors import PeerError, RunError, WeftError, one_line
-from weft.runtime.process import hang_dump
+from weft.runtime.process import hang_dump, liveness
 from weft.runtime.process.malloc import keep_freed_memory
 
 GO, STOP = b"go", b"stop"  # messages from the parent to a rank
+FLUSH_LIMIT = 1.0  # seconds for what fn has printed, before a failure is reported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,29 +84,58 @@ def serve(descriptors: list[int]) -> None:
             stream.reconfigure(line_buffering=True)  # whole lines, and no line is lost when the rank is killed
     faulthandler.enable()
     hang_dump.enable()
+    faults.arm()
     pipe = Connection(descriptors[0])
     try:
         spec, call = pickle.loads(pipe.recv_bytes()), pipe.recv_bytes()
     except (EOFError, OSError):
         os._exit(1)
+    report = _Reporter(pipe)
     go = threading.Event()
     threading.Thread(target=_listen, args=(pipe, go), daemon=True).start()
+    liveness.start_reports(lambda status: report("status", status))
     rank = int(os.environ["RANK"])
     try:
+        report("importing")
         fn, args = _load(rank, spec, call)
-        pipe.send_bytes(pickle.dumps(("loaded", None)))
+        report("loaded")
         _join_group(rank, spec)
-        pipe.send_bytes(pickle.dumps(("joined", None)))
+        report("joined")
         go.wait()
         message = _run(fn, args)
     except BaseException as error:
+        _flush_output()
+        report("failed", _failure(rank, error))
+        threading.Event().wait()  # until the parent kills it: an early exit would close connections and fail its peers
+    else:
+        report.send(message)
+
+
+class _Reporter:
+    """Sends messages to the parent, from several threads."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._lock = pipe, threading.Lock()
+
+    def __call__(self, stage: str, value: Any = None) -> None:
+        self.send(pickle.dumps((stage, value)))
+
+    def send(self, message: bytes) -> None:
+        with self._lock:
+            self._pipe.send_bytes(message)
+
+
+def _flush_output() -> None:
+    """In a thread, because an output that nobody reads blocks."""
+
+    def flush() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        pipe.send_bytes(pickle.dumps(("failed", _failure(rank, error))))
-        threading.Event().wait()  # until the parent kills it: an early exit would close connections and fail its peers
-    else:
-        pipe.send_bytes(message)
+
+    thread = threading.Thread(target=flush, daemon=True)
+    thread.start()
+    thread.join(FLUSH_LIMIT)
 
 
 def _listen(pipe: Connection, go: threading.Event) -> None:
@@ -120,6 +151,7 @@ def _load(rank: int, spec: RankSpec, call: bytes) -> tuple[Callable[..., Any], t
     this_rank.name = f"rank {rank} of {spec.ranks}"
     import torch
 
+    faults.hit("import")
     keep_freed_memory()
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
@@ -146,6 +178,7 @@ def _load(rank: int, spec: RankSpec, call: bytes) -> tuple[Callable[..., Any], t
 def _join_group(rank: int, spec: RankSpec) -> None:
     import torch.distributed as dist
 
+    faults.hit("rendezvous")
     store = dist.FileStore(spec.store_path, spec.ranks)  # type: ignore[attr-defined]
     backend = choose_backend(spec.backend, rank, spec.ranks)
     dist.init_process_group(backend, store=store, rank=rank, world_size=spec.ranks)

@@ -88,6 +88,14 @@ def request_stacks(rank: int, pid: int) -> None:
         _write(f"the stacks of rank {rank} (pid {pid}) can't be requested: {problem}")
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this host is stopped; False where that can't be seen."""
+    try:
+        return _status(pid).get("State", "")[:1] in ("T", "t")
+    except ProcessLookupError:
+        return False
+
+
 def _send_signal(pid: int) -> None:
     """To the main thread, where libc can: any thread may handle a signal that is sent to the whole process, and then
     the main thread of a stopped process has continued before its stack is printed."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from weft.environment import is_rank
 from weft.errors import WeftError, one_line
 from weft.runtime.process.child import this_rank
-from weft.runtime.process.parent import run_ranks
+from weft.runtime.process.parent import Limits, run_ranks
 from weft.runtime.process.torchrun import has_process_group, join
 from weft.schedule import check_sizes
 
@@ -26,7 +26,8 @@ def launch(
     ranks: int,
     threads: int | None = None,
     backend: str | None = None,
-    timeout: float = 60.0,
+    timeout: float = 300.0,
+    deadline: float = 60.0,
     stop: threading.Event | None = None,
 ) -> list[T]:
     """Run `fn(*args)` on every rank, inside a default process group, with RANK, WORLD_SIZE and LOCAL_RANK set.
@@ -42,11 +43,12 @@ def launch(
 
     When a rank fails or is killed, all ranks end at once, and RunError names the rank and the cause, with its
     traceback. `sys.exit()` in `fn` is a result of None, `sys.exit(1)` a failure. `timeout` is in seconds and limits how
-    long the ranks may take to start, import and meet; it does not limit `fn`. No rank outlives this process; processes
-    that `fn` starts are its own responsibility. Setting `stop` sets `weft.runtime.process.this_rank.stop` on every
-    rank: a request that `fn` may follow.
+    long a rank may take to import and meet the others, from the moment when it begins to import; it does not limit
+    `fn`. A rank that is stopped (SIGSTOP, a debugger) and gives no sign of life for `deadline` seconds fails. No rank
+    outlives this process; processes that `fn` starts are its own responsibility. Setting `stop` sets
+    `weft.runtime.process.this_rank.stop` on every rank: a request that `fn` may follow.
     """
-    _check_arguments(fn, ranks, threads, timeout)
+    _check_arguments(fn, ranks, threads, timeout=timeout, deadline=deadline)
     if this_rank.loading:
         raise WeftError(
             f"weft.launch was called at the top level of {this_rank.loading}, which every rank runs again; "
@@ -61,15 +63,17 @@ def launch(
     call, main = _pickle_call(fn, args), _main_module()
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = 1
-    return run_ranks(call, main=main, ranks=ranks, threads=threads, backend=backend, timeout=timeout, stop=stop)
+    limits = Limits(start=timeout, silence=deadline)
+    return run_ranks(call, main=main, ranks=ranks, threads=threads, backend=backend, limits=limits, stop=stop)
 
 
-def _check_arguments(fn: Any, ranks: Any, threads: Any, timeout: Any) -> None:
+def _check_arguments(fn: Any, ranks: Any, threads: Any, **limits: Any) -> None:
     if not callable(fn):
         raise WeftError(f"weft.launch needs a function to run (got {fn!r}); write weft.launch(train, ranks=4)")
     check_sizes(ranks=ranks, threads=1 if threads is None else threads)
-    if not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise WeftError(f"timeout must be a number of seconds above 0 (got {timeout!r})")
+    for name, seconds in limits.items():
+        if not isinstance(seconds, (int, float)) or not seconds > 0:
+            raise WeftError(f"{name} must be a number of seconds above 0 (got {seconds!r})")
 
 
 def _pickle_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

@@ -5,8 +5,10 @@ rank dies with its parent, even while it imports; Ctrl-C prints one traceback, n
 are copied (ranks that silently shared a tensor would all train it); the error is the cause of a failure, not one of its
 consequences on other ranks.
 
-A rank talks to its parent over one socket pair: `loaded`, `joined`, then `done` or `failed`. The parent answers `go`
-when all have joined, so that no rank ends before another is up. When the parent's end closes, the rank exits.
+A rank talks to its parent over one socket pair: `importing`, `loaded`, `joined`, then `done` or `failed`, and its
+status twice a second. The parent answers `go` when all have joined, so that no rank ends before another is up. When the
+parent's end closes, the rank exits. A rank whose status does not come any more is stopped; one whose status does not
+change within the limit of its phase is stuck. Both are named and ended: nobody else may be waiting for them.
 """
 
 from __future__ import annotations
@@ -25,14 +27,19 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import RunError, WeftError, one_line
 from weft.runtime.process import hang_dump
 from weft.runtime.process.child import GO, STOP, Failure, RankSpec
+from weft.runtime.process.liveness import PAUSED, Report
 
 CAUSE_WAIT = 0.8  # seconds to wait for the cause of a secondary failure; a rank informs its neighbours, then its parent
 POLL = 0.1  # seconds between checks that ranks are alive, for those whose death does not close their socket
+STUCK_MARGIN = 5.0  # seconds for a rank, or one that waits for it, to report first why it does not move
+EXIT_SILENCE = 10.0  # seconds for a rank to exit once its threads have ended, or to continue if it is stopped
+EXIT_LIMIT = 60.0  # seconds for the threads that fn has left behind
 
 # How a rank starts. Its death is tied to its parent's before it does anything that takes time: on Linux by the kernel
 # (PR_SET_PDEATHSIG), which also kills a rank that is stopped or stuck in C; everywhere by `child._listen`.
@@ -49,6 +56,14 @@ serve({descriptors})
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """In seconds."""
+
+    start: float  # for a rank to import and meet the others
+    silence: float  # without a sign of life
+
+
 def run_ranks(
     call: bytes,
     *,
@@ -56,7 +71,7 @@ def run_ranks(
     ranks: int,
     threads: int | None,
     backend: str | None,
-    timeout: float,
+    limits: Limits,
     stop: threading.Event | None,
 ) -> list[Any]:
     """Run a pickled call on every rank and return the results; raises the cause of the first failure.
@@ -72,8 +87,8 @@ def run_ranks(
                 for rank in range(ranks):
                     environment = {**shared_environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                     processes.append(_RankProcess(rank, environment, descriptors, (pickle.dumps(spec), call)))
-            _wait_for_results(processes, timeout, stop or threading.Event())
-            _wait_for_exit(processes, timeout)
+            _Watch(processes, limits, stop or threading.Event()).wait_for_results()
+            _wait_for_exit(processes)
             return [process.result for process in processes]
         finally:
             for process in processes:
@@ -92,6 +107,8 @@ class _RankProcess:
     ) -> None:
         self.rank = rank
         self.stage = "started"
+        self.begun = self.heard = time.monotonic()  # when it began to import, and when it last sent anything
+        self.status: Report | None = None
         self.result: Any = None
         self.failure: Failure | None = None
         self.pipe, child_pipe = multiprocessing.connection.Pipe()
@@ -124,15 +141,23 @@ class _RankProcess:
         except (EOFError, OSError):
             self.ended()
             return
+        self.heard = time.monotonic()
         try:
-            self.stage, value = pickle.loads(message)
+            stage, value = pickle.loads(message)
         except Exception as problem:
+            self.stage = "done"
             self.fail(f"returned a result that can't be unpickled here ({one_line(problem)}); return plain data")
+            return
+        if stage == "status":
+            self.status = value
+            return
+        self.stage = stage
+        if stage == "importing":
+            self.begun = self.heard
+        elif stage == "failed":
+            self.failure = value
         else:
-            if self.stage == "failed":
-                self.failure = value
-            else:
-                self.result = value
+            self.result = value
 
     def ended(self) -> None:
         """It has ended, or closed its socket, without a report."""
@@ -154,8 +179,11 @@ def _store_file() -> Iterator[tuple[str, list[int]]]:
 
     On Linux it has no name, so that nothing is left of it even if this process is killed.
     """
+    descriptor = -1
     if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
-        descriptor = os.memfd_create("weft")
+        with contextlib.suppress(OSError):  # a sandbox may refuse it
+            descriptor = os.memfd_create("weft")
+    if descriptor >= 0:
         try:
             yield f"/proc/self/fd/{descriptor}", [descriptor]
         finally:
@@ -195,57 +223,123 @@ def _interrupts_blocked() -> Iterator[None]:
 # --- while they run ---
 
 
-def _wait_for_results(processes: list[_RankProcess], timeout: float, stop: threading.Event) -> None:
-    """Until every rank has reported its result; raises the cause of the first failure."""
-    end = time.monotonic() + timeout
-    going = stop_sent = False
-    while waiting := [process for process in processes if not process.reported]:
-        ready = multiprocessing.connection.wait([process.pipe for process in waiting], timeout=POLL)
-        for process in waiting:
-            if process.pipe in ready:
-                process.receive()
-            elif process.popen.poll() is not None and not process.pipe.poll():
-                process.ended()  # a process that it has started still holds its socket
-        if failures := [process.failure for process in processes if process.failure is not None]:
+class _Watch:
+    """The wait for all results, while any rank may fail, stop, or not move."""
+
+    def __init__(self, processes: list[_RankProcess], limits: Limits, stop: threading.Event) -> None:
+        self._processes, self._limits, self._stop = processes, limits, stop
+        self._going = self._stop_sent = False
+        self._looked = time.monotonic()
+
+    def wait_for_results(self) -> None:
+        """Until every rank has reported its result; raises the cause of the first failure."""
+        while waiting := [process for process in self._processes if not process.reported]:
+            _receive_reports(waiting)
+            self._raise_failure()
+            self._forgive_pause()
+            if self._going:
+                for process in waiting:
+                    self._check_alive(process)
+                self._forward_stop()
+            else:
+                self._check_start()
+
+    def _raise_failure(self) -> None:
+        failures = [process.failure for process in self._processes if process.failure is not None]
+        if failures:
             cause = min(failures, key=lambda failure: (failure.secondary, failure.when))
-            waited = time.monotonic() > cause.when + CAUSE_WAIT or all(process.reported for process in processes)
+            waited = time.monotonic() > cause.when + CAUSE_WAIT or all(process.reported for process in self._processes)
             if waited or not cause.secondary:
                 raise cause.error()
-        elif not going and all(process.stage in ("joined", "done") for process in processes):
-            going = True
-            for process in processes:
+
+    def _forgive_pause(self) -> None:
+        """If this process was stopped itself (Ctrl-Z), nobody has missed a heartbeat."""
+        now = time.monotonic()
+        if now - self._looked > PAUSED:
+            for process in self._processes:
+                process.heard = now
+        self._looked = now
+
+    def _check_start(self) -> None:
+        if all(process.stage in ("joined", "done") for process in self._processes):
+            self._going = True
+            for process in self._processes:
                 process.send(GO)
-        elif not going and time.monotonic() > end:
-            raise _start_timeout(processes, timeout)
-        if going and stop.is_set() and not stop_sent:
-            stop_sent = True
-            for process in processes:
+            return
+        late = [process for process in self._processes if process.stage in ("started", "importing")]
+        late = late or [process for process in self._processes if process.stage == "loaded"]
+        if time.monotonic() > max(process.begun for process in self._processes) + self._limits.start:
+            raise _start_timeout(late, self._limits.start)
+
+    def _check_alive(self, process: _RankProcess) -> None:
+        """Fail a rank that is stopped, or that does not move within the limit of its phase."""
+        status, now = process.status, time.monotonic()
+        where = "" if status is None else f"; it was in: {status}"
+        if now - process.heard > self._limits.silence:
+            stopped = hang_dump.is_stopped(process.popen.pid)
+            how = "is stopped (SIGSTOP, or a debugger)" if stopped else "runs, but its threads do not"
+            if not stopped:
+                hang_dump.request_stacks(process.rank, process.popen.pid)
+            process.fail(f"gave no sign of life for {self._limits.silence:g} s and was killed: it {how}{where}")
+        elif status is not None and status.limit is not None and status.still > status.limit + STUCK_MARGIN:
+            hang_dump.request_stacks(process.rank, process.popen.pid)
+            process.fail(
+                f"is alive and has not moved for {status.still:.0f} s (limit: {status.limit:g} s{where}); it was killed; "
+                "see its stacks on stderr, and raise the deadline if it really takes that long"
+            )
+
+    def _forward_stop(self) -> None:
+        if self._stop.is_set() and not self._stop_sent:
+            self._stop_sent = True
+            for process in self._processes:
                 process.send(STOP)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.popen.pid, signal.SIGCONT)  # a stopped rank could not follow the request
 
 
-def _start_timeout(processes: list[_RankProcess], timeout: float) -> RunError:
-    late = [process for process in processes if process.stage == "started"]
-    late = late or [process for process in processes if process.stage == "loaded"]
+def _receive_reports(waiting: list[_RankProcess]) -> None:
+    """Read what ranks have sent, and notice those that have ended."""
+    ready = multiprocessing.connection.wait([process.pipe for process in waiting], timeout=POLL)
+    for process in waiting:
+        if process.pipe in ready:
+            process.receive()
+        elif process.popen.poll() is not None and not process.pipe.poll():
+            process.ended()  # a process that it has started still holds its socket
+
+
+def _start_timeout(late: list[_RankProcess], timeout: float) -> RunError:
     for process in late:
         hang_dump.request_stacks(process.rank, process.popen.pid)
     names = ", ".join(str(process.rank) for process in late)
     return RunError(
         f"rank{'s' * (len(late) > 1)} {names} did not join the process group within {timeout:g} s (see the stacks on "
-        "stderr); if ranks only need more time, raise timeout="
+        "stderr); if ranks only need more time, raise timeout= (in a job: schedule.timeout)"
     )
 
 
-def _wait_for_exit(processes: list[_RankProcess], timeout: float) -> None:
+def _wait_for_exit(processes: list[_RankProcess]) -> None:
     """Let ranks that have sent their results exit normally; a failure here only warns, since no result is lost."""
-    end = time.monotonic() + timeout
+    end = time.monotonic() + EXIT_LIMIT
     for process in processes:
-        try:
-            if code := process.popen.wait(timeout=max(0.0, end - time.monotonic())):
-                message = f"rank {process.rank} {_describe_exit(code)} after fn had returned"
-                warnings.warn(message, RuntimeWarning, stacklevel=4)
-        except subprocess.TimeoutExpired:
-            message = f"rank {process.rank} was still running {timeout:g} s after fn had returned, and was killed"
-            warnings.warn(f"{message} (did fn leave a thread running?)", RuntimeWarning, stacklevel=4)
+        problem = ""
+        while process.popen.poll() is None and not problem:
+            now = time.monotonic()
+            with contextlib.suppress(EOFError, OSError):
+                if process.pipe.poll(POLL):
+                    process.pipe.recv_bytes()  # a heartbeat
+                    process.heard = now
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(timeout=0.01)
+            if now > end:
+                problem = f"was still running {EXIT_LIMIT:g} s after fn had returned, and was killed (did fn leave a "
+                problem += "thread running?)"
+            elif now > process.heard + EXIT_SILENCE:
+                stopped = " (it is stopped)" if hang_dump.is_stopped(process.popen.pid) else ""
+                problem = f"had not exited {EXIT_SILENCE:g} s after fn had returned, and was killed{stopped}"
+        if not problem and (code := process.popen.poll()):
+            problem = f"{_describe_exit(code)} after fn had returned"
+        if problem:
+            warnings.warn(f"rank {process.rank} {problem}", RuntimeWarning, stacklevel=4)
 
 
 def _describe_exit(code: int) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime.process import hang_dump
 from weft.runtime.process.child import choose_backend
+from weft.runtime.process.liveness import watch_parent
 from weft.runtime.process.malloc import keep_freed_memory
 
 T = TypeVar("T")
@@ -50,7 +52,10 @@ def join(
     if threads is not None:
         torch.set_num_threads(threads)
     hang_dump.enable()
+    faults.arm()
+    watch_parent()
     if make_group:
+        faults.hit("rendezvous")
         longest = timedelta(seconds=min(timeout, 1e6))
         env_store, rank, _ = next(dist.rendezvous("env://", timeout=longest))  # type: ignore[attr-defined]
         join_store = dist.PrefixStore(f"weft/{next(_join_numbers)}", env_store)  # type: ignore[attr-defined]
@@ -88,5 +93,5 @@ def _meet(store: Any, rank: int, ranks: int, timeout: float) -> Any:
     missing = [other for other in range(ranks) if other != rank and not store.check([f"{name}/up/{other}"])]
     raise RunError(
         f"rank {rank} waited {timeout:g} s for other ranks to start (missing: {', '.join(map(str, missing))}); "
-        "if they need more time, raise timeout="
+        "if they need more time, raise timeout= (in a job: schedule.timeout)"
     )
