@@ -9,7 +9,10 @@ import weft.simulate
 
 
 def test_the_public_names() -> None:
-    errors, data = ["PeerError", "RunError", "ScheduleError", "WeftError"], ["ChunkCost", "Cost", "Link"]
+    errors, data = (
+        ["PeerError", "RunError", "ScheduleError", "StorageError", "WeftError"],
+        ["ChunkCost", "Cost", "Link"],
+    )
     data += ["Pipeline", "Report", "Result", "Schedule", "Weights"]
     functions = ["cut", "cures", "launch", "linear_rule", "load_csv", "schedule", "simulate", "timeline", "verify"]
     assert sorted(weft.__all__) == sorted(errors + data + functions)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from weft import __version__
+from weft import __version__, faults
 from weft import draw as pictures
 from weft import simulate as run_simulation
 from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, number, schedule_of, whole_number
@@ -28,6 +28,7 @@ INTERRUPTED = 130
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; return the exit code."""
+    faults.arm()
     return run_parser(_parser(), arguments)
 
 

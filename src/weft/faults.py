@@ -31,6 +31,7 @@ PHASES = {
     "rendezvous": "a rank joins the process group",
     "data": "the data is open on this rank, and the others do not know it yet",
     "agreement": "ranks compare settings and model",
+    "folder": "the first rank prepares the folder of the run",
     "load-verify": "a part of a checkpoint's bytes is verified",
     "load-install": "a part of the loaded weights is installed",
     "send": "a message is written, and half of it is sent",

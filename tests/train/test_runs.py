@@ -22,6 +22,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
     files = {"job.toml", "metrics.jsonl", "summary.json", "trace.json", "timeline.svg", "report.html", "checkpoints"}
+    files |= {"invocation", "lock", "status"}
     assert {path.name for path in RUN.iterdir()} == files
     out = capsys.readouterr().out
     assert "runs/tiny/report.html" in out
@@ -134,16 +135,18 @@ def test_restarts_are_for_processes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--max-restarts is for the processes that weft starts" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    """By name it is refused; without a name the newest valid one is used, with a warning."""
     train(checkpoint__keep=3)
     damaged = RUN / "checkpoints/update-00000024/chunk-001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     more = ["--set", "train.updates=32"]
-    assert main(["train", "--resume", "tiny", *more]) == 2
+    assert main(["train", "--resume", "tiny", "--checkpoint", "update-00000024", *more]) == 2
+    assert "chunk-001.safetensors has another size" in capsys.readouterr().err
+    assert main(["train", "--resume", "tiny", *more]) == 0
     err = capsys.readouterr().err
     assert "chunk-001.safetensors has another size" in err
-    assert "--checkpoint previous" in err
-    assert main(["train", "--resume", "tiny", "--checkpoint", "previous", *more]) == 0
+    assert "using update-00000016, the newest valid checkpoint" in err
     assert [line["update"] for line in lines(RUN, "evaluation")] == [8, 16, 24, 32]
     names = {path.name for path in (RUN / "checkpoints").iterdir()}
     assert "aside-update-00000024" in names  # the checkpoint that the resumed run replaced is not lost

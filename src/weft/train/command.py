@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from typing import Any
 
@@ -13,9 +12,10 @@ from weft.errors import RunError, WeftError
 from weft.output import json_safe, print_table
 from weft.schedule import METHODS
 from weft.train.config import as_dict, to_toml
-from weft.train.job import Job, job_of, job_of_run, resolved
-from weft.train.reporting import figures, write_report
-from weft.train.run import Folder, find_run, new_folder, slug
+from weft.train.job import job_of, job_of_run, resolved
+from weft.train.reporting import figures
+from weft.train.run import Folder, find_run
+from weft.train.start import Request
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -27,25 +27,28 @@ def train(arguments: argparse.Namespace) -> None:
         complete = resolved(job)
         print(json.dumps(as_dict(complete), indent=2) if arguments.json else to_toml(complete).rstrip())
         return
-    if resumed:
-        if not arguments.checkpoint and (done := _finished(resumed, job)) is not None:
-            raise WeftError(
-                f"{resumed} is {done['how']} (updates: {done['update']}), so there is nothing to resume; give it "
-                "more with --set train.updates=, train.epochs= or evaluate.patience="
-            )
-        folder, checkpoint = resumed, arguments.checkpoint or "latest"
-    else:
-        folder, checkpoint = _begin(job, overwrite=arguments.overwrite, go_on=arguments.go_on)
-        if checkpoint and (done := _finished(folder, job)) is not None:
-            if is_first():
-                write_report(folder)
-            _print_results(done, folder, as_json=arguments.json)
-            return
+    if not (job.name or resumed):
+        for reason, applies in (("under torchrun", is_rank()), ("with --continue", arguments.go_on)):
+            if applies:
+                raise WeftError(
+                    f"a job {reason} needs a name, so that its folder is always the same; use --set name=..."
+                )
     from weft.train.supervise import run
 
-    show = "aside" if arguments.json else "live"
-    summary = run(job, folder, checkpoint=checkpoint, max_restarts=arguments.max_restarts, show=show)
+    summary, folder = run(
+        job,
+        _request(arguments),
+        found=resumed,
+        max_restarts=arguments.max_restarts,
+        show="aside" if arguments.json else "live",
+    )
     _print_results(summary, folder, as_json=arguments.json)
+
+
+def _request(arguments: argparse.Namespace) -> Request:
+    if arguments.resume:
+        return Request(mode="resume", checkpoint=arguments.checkpoint or "")
+    return Request(mode="continue" if arguments.go_on else "overwrite" if arguments.overwrite else "new")
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
@@ -60,37 +63,6 @@ def _check_train(arguments: argparse.Namespace) -> None:
         )
     if arguments.max_restarts < 0:
         raise WeftError(f"--max-restarts must be 0 or more (got {arguments.max_restarts})")
-
-
-def _begin(job: Job, *, overwrite: bool, go_on: bool) -> tuple[Folder, str]:
-    """The folder of a new run, or of the run to continue and the checkpoint to start from.
-
-    Under torchrun all ranks find the same folder, because its name must be given.
-    """
-    for reason, applies in (("under torchrun", is_rank()), ("with --continue", go_on)):
-        if applies and not job.name:
-            raise WeftError(f"a job {reason} needs a name, so that its folder is always the same; use --set name=...")
-    folder = Folder(os.path.join(job.log.folder, job.name))
-    if go_on and (folder.path / "job.toml").is_file():
-        return folder, "latest"
-    if not is_first():
-        return folder, "latest" if go_on else ""
-    return _new_folder(job, job.schedule.name, overwrite=overwrite), ""
-
-
-def _new_folder(job: Job, schedule: str, *, overwrite: bool) -> Folder:
-    default = f"{slug(job.model.name)}-{slug(schedule)}"
-    return new_folder(job.log.folder, job.name, default=default, overwrite=overwrite)
-
-
-def _finished(folder: Folder, job: Job) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do: resuming it would only lose its figures."""
-    summary = folder.summary()
-    if summary is None or summary["how"] == "stopped":
-        return None
-    before = job_of_run(folder.path)
-    limits = [(run.train.updates, run.train.epochs, run.evaluate.patience) for run in (before, job)]
-    return summary if limits[0] == limits[1] else None
 
 
 def _print_results(summary: dict[str, Any], folder: Folder, *, as_json: bool) -> None:
@@ -129,10 +101,10 @@ def compare(arguments: argparse.Namespace) -> None:
             f"--seeds 1 or more (got {','.join(names)!r} and {seeds})"
         )
     job = job_of_run(resumed.path) if resumed else job_of(arguments.job, arguments.sets)
-    folder = resumed or _new_folder(job, "compared", overwrite=arguments.overwrite)
-    result = run(
+    result, folder = run(
         job,
-        folder,
+        Request(mode="resume" if resumed else "overwrite" if arguments.overwrite else "new"),
+        found=resumed,
         schedules=names,
         seeds=seeds,
         target=choice["target"],

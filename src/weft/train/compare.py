@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ from weft.train.config import to_toml
 from weft.train.job import Job, check
 from weft.train.reporting import bubble, reference, run_of
 from weft.train.run import Folder, read_metrics, slug
+from weft.train.start import Request, Start, decide, owned_folder
 from weft.train.supervise import run
 
 Summary: TypeAlias = dict[str, Any]
@@ -30,41 +32,53 @@ Summary: TypeAlias = dict[str, Any]
 
 def compare(
     job: Job,
-    folder: Folder,
+    request: Request,
     *,
+    found: Folder | None,
     schedules: Sequence[str],
     seeds: int,
     target: float | None,
     max_restarts: int,
     show: str,
-) -> dict[str, Any]:
-    """Run the job under all schedules and seeds; the result of each run, and a table with one row a schedule."""
+) -> tuple[dict[str, Any], Folder]:
+    """Run the job under all schedules and seeds; the results with a table of one row a schedule, and the folder."""
     jobs = {f"{name}, seed {seed}": _member(job, name, seed) for seed in _seeds(job, seeds) for name in schedules}
     for member in jobs.values():
         check(member)
-    folder.write_job(to_toml(job))
-    choice = {"schedules": list(schedules), "seeds": seeds, "target": target}
-    write_text(folder.path / "choice.json", json.dumps(choice) + "\n")
-    folders = {name: Folder(folder.path / slug(name.replace(" ", ""))) for name in jobs}
-    if len({member.path for member in folders.values()}) < len(folders):
+    names = {name: slug(name.replace(" ", "")) for name in jobs}
+    if len(set(names.values())) < len(names):
         raise WeftError(f"schedules need names that differ as folders do (got {', '.join(schedules)}); rename one")
+    with owned_folder(_member(job, "compared", job.train.seed), request, found) as folder:
+        start = decide(job, folder, request, invocation=uuid.uuid4().hex)
+        assert isinstance(start, Start)  # a comparison has no summary
+        folder.begin(to_toml(job), invocation=start.invocation, overwrite=start.overwrite)
+        choice = {"schedules": list(schedules), "seeds": seeds, "target": target}
+        write_text(folder.path / "choice.json", json.dumps(choice) + "\n")
+        folders = {name: Folder(folder.path / place) for name, place in names.items()}
+        problems, stopped = _run_all(jobs, folders, max_restarts=max_restarts, show=show)
+        return _write(folder, folders, problems, target) | {"stopped": stopped}, folder
+
+
+def _run_all(
+    jobs: Mapping[str, Job], folders: Mapping[str, Folder], *, max_restarts: int, show: str
+) -> tuple[dict[str, str], bool]:
+    """Train the jobs that have no results yet; why some failed, and whether the comparison was asked to stop."""
     problems: dict[str, str] = {}
-    stopped = False
-    for number, (name, member) in enumerate(jobs.items(), 1):
+    for number, (name, job) in enumerate(jobs.items(), 1):
         done = folders[name].summary()
         if done is not None and done["how"] != "stopped":
             continue
         if show != "none":
             print(f"{number} of {len(jobs)}: {name}", file=sys.stderr if show == "aside" else sys.stdout, flush=True)
+        request = Request(mode="continue")
         try:
-            folders[name].write_job(to_toml(member))
-            summary = run(member, folders[name], checkpoint="latest", max_restarts=max_restarts, show=show)
+            summary, _ = run(job, request, found=folders[name], max_restarts=max_restarts, show=show)
         except (RunError, WeftError) as problem:
             problems[name] = str(problem).splitlines()[0]
             continue
-        if stopped := summary["how"] == "stopped":
-            break
-    return _write(folder, folders, problems, target) | {"stopped": stopped}
+        if summary["how"] == "stopped":
+            return problems, True
+    return problems, False
 
 
 def _member(job: Job, schedule: str, seed: int) -> Job:

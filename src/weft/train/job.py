@@ -52,6 +52,7 @@ class ScheduleChoice:
     balance: str = option("parameters", "what is balanced between chunks", allowed=("parameters", "time"))
     layers: list[int] = option([], "number of layers of each chunk; empty: balanced", least=1)
     deadline: float = option(60.0, "seconds that a rank waits for another rank before the run fails", above=0)
+    timeout: float = option(300.0, "seconds for a rank to import what it needs and meet the others", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,7 @@ class Checkpoints:
     every: int = option(300, "updates between checkpoints; 0: only at the end", least=0)
     keep: int = option(2, "newest checkpoints to keep, in addition to the best", least=1)
     grace: float = option(60.0, "seconds to finish and save after a request to stop", above=0)
+    deadline: float = option(600.0, "seconds without a byte read or written after which a save or load fails", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)

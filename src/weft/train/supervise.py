@@ -1,108 +1,110 @@
-"""The process of `weft train`: starts the ranks, forwards requests to stop, restarts the ranks when one dies.
+"""The process of `weft train`: owns the folder, starts the ranks, forwards requests to stop, restarts ranks that died.
 
-Under torchrun there is no such process: each rank trains on its own, and torchrun has its own restarts.
+Under torchrun there is no such process: each rank is a command of its own, and torchrun has its own restarts.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+import uuid
 from typing import Any
 
 from weft.environment import is_first, is_rank
 from weft.errors import RunError, WeftError
-from weft.runtime.checkpoint import inspect
 from weft.runtime.process import keep_freed_memory, launch
-from weft.train.config import to_toml
-from weft.train.job import Job, ranks_of, schedule_of
+from weft.train.job import Job, ranks_of
 from weft.train.reporting import write_report
 from weft.train.run import Folder
 from weft.train.signals import stop_within
+from weft.train.start import Request, Start, decide, owned_folder
 
 
-def run(job: Job, folder: Folder, *, checkpoint: str = "", max_restarts: int = 0, show: str = "live") -> dict[str, Any]:
-    """Train a job to its end in a folder, from a checkpoint (`latest`, …) if one is named; the summary."""
-    start, unsupervised = None, job.schedule.virtual or is_rank()
-    if unsupervised and max_restarts:
+def run(
+    job: Job, request: Request, *, found: Folder | None = None, max_restarts: int = 0, show: str = "live"
+) -> tuple[dict[str, Any], Folder]:
+    """Train a job to its end; the summary, and the folder of the run. `found` is that of a run to resume."""
+    if max_restarts and (job.schedule.virtual or is_rank()):
         reason = "torchrun has its own --max-restarts" if is_rank() else "virtual ranks die with this process"
         raise WeftError(f"--max-restarts is for the processes that weft starts; {reason}, so leave it out")
-    if checkpoint:
-        job, start = _find_start(job, folder, checkpoint)
-    if is_first():
-        if not checkpoint:
-            folder.write_job(to_toml(job))
-        folder.sweep()
-    train = _train_here if unsupervised else _train_supervised
-    try:
-        summary = train(job, folder, start, max_restarts, show)
-    except WeftError:
-        if is_first() and not checkpoint:
-            folder.remove_unused()  # a mistake that only ranks notice must not use up the name
-        raise
-    if is_first():
-        write_report(folder)
-    return summary
+    if is_rank() and not job.schedule.virtual:
+        summary, place = launch(
+            _train_joined, job, request, None if found is None else str(found), show, **_rank_options(job)
+        )[0]
+        folder = Folder(place)
+    else:
+        train = _train_virtual if job.schedule.virtual else _train_supervised
+        with owned_folder(job, request, found) as folder:
+            summary = train(job, folder, request, max_restarts, show)
+            if is_first():
+                write_report(folder)
+    return summary, folder
 
 
-def _find_start(job: Job, folder: Folder, which: str) -> tuple[Job, str | None]:
-    """A checkpoint that is verified to the last byte, before any rank is started; and the job, partitioned as it was.
-
-    Measured times differ from start to start, and under an asynchronous schedule the partition affects the result.
-    """
-    path = folder.find(which)
-    if path is None:
-        return job, None
-    try:
-        layers = inspect(path)["extra"]["layers"]
-    except (WeftError, KeyError, TypeError) as problem:
-        cause = str(problem) if isinstance(problem, WeftError) else f"checkpoint {path} is not of weft train"
-        raise WeftError(f"{cause}, such as the one before it: --checkpoint previous") from None
-    if job.schedule.balance == "time" and not job.schedule.layers and len(layers) == schedule_of(job).chunks:
-        job = replace(job, schedule=replace(job.schedule, layers=layers))
-    return job, str(path)
+def _rank_options(job: Job) -> dict[str, Any]:
+    limits = {"timeout": job.schedule.timeout, "deadline": job.schedule.deadline}
+    return {"ranks": ranks_of(job), "threads": job.train.threads} | limits
 
 
-def _train_here(job: Job, folder: Folder, start: str | None, max_restarts: int, show: str) -> dict[str, Any]:
-    """As the rank that this process is, or with all ranks as virtual ones."""
+def _train_virtual(job: Job, folder: Folder, request: Request, max_restarts: int, show: str) -> dict[str, Any]:
+    """With all ranks as virtual ones in this process."""
     import torch
 
-    if job.schedule.virtual:
-        keep_freed_memory()
-        torch.set_num_threads(job.train.threads)
-        return _train_rank(job, str(folder), start, 0, show)
-    ranks = ranks_of(job)
-    return launch(_train_rank, job, str(folder), start, 0, show, ranks=ranks, threads=job.train.threads)[0]
+    start = decide(job, folder, request, invocation=uuid.uuid4().hex)
+    if isinstance(start, dict):
+        return start
+    keep_freed_memory()
+    torch.set_num_threads(job.train.threads)
+    return _train_rank(start, str(folder), show)
 
 
-def _train_supervised(job: Job, folder: Folder, start: str | None, max_restarts: int, show: str) -> dict[str, Any]:
-    restarts = 0
+def _train_supervised(job: Job, folder: Folder, request: Request, max_restarts: int, show: str) -> dict[str, Any]:
+    restarts, invocation = 0, uuid.uuid4().hex
     with stop_within(job.checkpoint.grace) as stop:
         while True:
+            start = decide(job, folder, request, invocation=invocation, restarts=restarts)
+            if isinstance(start, dict):
+                return start
+            if restarts:
+                where = "the beginning" if start.checkpoint is None else os.path.basename(start.checkpoint)
+                _say(f"restart {restarts} of {max_restarts}, from {where}")
             try:
-                arguments = (job, str(folder), start, restarts, show)
-                return launch(_train_rank, *arguments, ranks=ranks_of(job), threads=job.train.threads, stop=stop)[0]
+                return launch(_train_rank, start, str(folder), show, stop=stop, **_rank_options(job))[0]
             except RunError as problem:
                 _show_cursor()
                 if problem.mistake is not None:
                     raise WeftError(problem.mistake) from problem
-                if (summary := folder.summary()) is not None:  # a rank died after the run had ended
-                    return summary
+                summary = folder.summary()
+                if summary is not None and summary.get("invocation") == invocation:
+                    return summary  # a rank died after the run had ended
                 if restarts == max_restarts or stop.is_set():
                     raise
                 restarts += 1
-                job, start = _find_start(job, folder, "latest")
-                where = "the beginning" if start is None else os.path.basename(start)
-                cause = str(problem).splitlines()[0]
-                print(f"weft: {cause}; restart {restarts} of {max_restarts}, from {where}", file=sys.stderr, flush=True)
-                folder.sweep()
+                _say(str(problem).splitlines()[0])
 
 
-def _train_rank(*arguments: Any) -> dict[str, Any]:
+def _train_rank(start: Start, folder: str, show: str) -> dict[str, Any]:
     """What a rank runs; the process that starts ranks does not import it."""
     from weft.train.train_job import train_job
 
-    return train_job(*arguments)
+    return train_job(start, Folder(folder), show)
+
+
+def _train_joined(job: Job, request: Request, found: str | None, show: str) -> tuple[dict[str, Any], str]:
+    """What a rank of torchrun runs: its summary, and the folder."""
+    from weft.train.joined import joined_start
+    from weft.train.setup import collectives_of, long_deadline
+
+    collectives, run = collectives_of(job), None if found is None else Folder(found)
+    with joined_start(job, request, run, collectives, deadline=long_deadline(job)) as (folder, start):
+        summary = start if isinstance(start, dict) else _train_rank(start, str(folder), show)
+        if is_first():
+            write_report(folder)
+    return summary, str(folder)
+
+
+def _say(text: str) -> None:
+    print(f"weft: {text}", file=sys.stderr, flush=True)
 
 
 def _show_cursor() -> None:

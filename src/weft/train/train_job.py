@@ -10,36 +10,43 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from weft import faults
 from weft.errors import WeftError
 from weft.output import write_text
+from weft.runtime.comm import Collectives
+from weft.runtime.process import status, status_file
 from weft.train.config import to_toml
 from weft.train.data import Prefetch
-from weft.train.job import Job, resolved
+from weft.train.job import resolved
 from weft.train.optimizers import rate_factor
 from weft.train.run import Display, Ended, Folder, FolderWriter, Loop, LoopOptions, Metrics
 from weft.train.sampling import generate_text
 from weft.train.setup import collectives_of, long_deadline, net_of, open_rank_data, pipeline_of, title_of
 from weft.train.signals import stop_on_signals
+from weft.train.start import Start
 
 FIXED = ("batch", "lr", "momentum", "betas", "weight_decay")  # belong to the optimizer's state, or count samples
 
 
-def train_job(job: Job, folder: str, checkpoint: str | None, restarts: int, show: str) -> dict[str, Any]:
+def train_job(start: Start, folder: Folder, show: str) -> dict[str, Any]:
     """Train a job from the beginning or from a checkpoint; the summary, on every rank."""
-    with stop_on_signals() as stop:
-        run = JobRun(job, Folder(folder), resumed=checkpoint is not None, stop=stop)
-        return run.train(checkpoint, restarts=restarts, show=show)
+    collectives = collectives_of(start.job)
+    with stop_on_signals() as stop, status_file(folder.status_file(collectives.rank), rank=collectives.rank):
+        return JobRun(start, folder, collectives, stop=stop).train(show)
 
 
 class JobRun:
     """A run of a job on one rank."""
 
-    def __init__(self, job: Job, folder: Folder, *, resumed: bool, stop: threading.Event) -> None:
-        self.job, self.folder = job, folder
-        self.collectives = collectives_of(job)
-        self.data = open_rank_data(job, self.collectives)
-        self.net = net_of(job, self.data.spec, resumed=resumed)
-        self.pipe = pipeline_of(job, self.net, self.data.spec, updates=self.data.updates)
+    def __init__(self, start: Start, folder: Folder, collectives: Collectives, *, stop: threading.Event) -> None:
+        job = start.job
+        self.start, self.job, self.folder, self.collectives = start, job, folder, collectives
+        with status.during("open the data", limit=long_deadline(job)):
+            self.data = open_rank_data(job, collectives)
+        with status.during("build the model", limit=long_deadline(job)):
+            self.net = net_of(job, self.data.spec, resumed=start.checkpoint is not None)
+            self.pipe = pipeline_of(job, self.net, self.data.spec, updates=self.data.updates)
+        status.counter = lambda: self.pipe.actions
         self.title = title_of(job, self.pipe.schedule)
         self.loop = Loop(
             self.pipe,
@@ -48,17 +55,20 @@ class JobRun:
             learning_rate=lambda update: job.train.lr * rate_factor(job.train, update, self.data.updates),
             checkpoint_path=self._checkpoint_path,
             collectives=self.collectives,
+            status=status,
             stop=stop,
         )
 
-    def train(self, checkpoint: str | None, *, restarts: int, show: str) -> dict[str, Any]:
+    def train(self, show: str) -> dict[str, Any]:
         """Run the loop to its end; the summary."""
-        if checkpoint is not None:
-            self._resume(checkpoint)
-        start, deadline = self.loop.state.update, self.job.schedule.deadline
+        if self.start.checkpoint is not None:
+            self._resume(self.start.checkpoint)
+        first, deadline = self.loop.state.update, self.job.schedule.deadline
         with ExitStack() as stack:
-            metrics = stack.enter_context(self._begin(checkpoint)) if self.collectives.first else None
-            batches = Prefetch(self.data.batch, start=start, stop=self.data.updates, deadline=deadline)
+            metrics = self._begin()
+            if metrics is not None:
+                stack.enter_context(metrics)
+            batches = Prefetch(self.data.batch, start=first, stop=self.data.updates, deadline=deadline)
             stack.enter_context(batches)
             if metrics is not None:
                 display = stack.enter_context(Display(self.loop.progress, title=self.title, show=show))
@@ -66,7 +76,9 @@ class JobRun:
                     display.say(note)
                 writer = FolderWriter(self.folder, keep=self.job.checkpoint.keep)
                 self.loop.subscribers = [metrics, writer, display]
-            return self._finish(self.loop.run(batches), restarts)
+            ended = self.loop.run(batches)
+            with status.during("end", limit=long_deadline(self.job)):
+                return self._finish(ended)
 
     def _options(self) -> LoopOptions:
         job = self.job
@@ -81,7 +93,8 @@ class JobRun:
             timeline=job.log.timeline,
             telemetry=bool(job.log.telemetry),
             fixed={name: getattr(job.train, name) for name in FIXED},
-            publish_deadline=long_deadline(job),
+            deadline=job.schedule.deadline,
+            file_deadline=job.checkpoint.deadline,
         )
 
     def _resume(self, checkpoint: str) -> None:
@@ -93,12 +106,21 @@ class JobRun:
                     "can't be changed by a resumed run; leave it out"
                 )
 
-    def _begin(self, checkpoint: str | None) -> Metrics:
-        """Prepare the folder, now that the checkpoint is accepted."""
-        job, state = resolved(self.job), self.loop.state
+    def _begin(self) -> Metrics | None:
+        """Let the first rank prepare the folder, now that the job and the checkpoint are accepted; all wait for it."""
+        with status.during("prepare the folder", limit=self.job.checkpoint.deadline):
+            return self.collectives.together(
+                lambda: self._open_folder() if self.collectives.first else None,
+                purpose="prepare the folder of the run",
+                deadline=self.job.checkpoint.deadline,
+                progress=lambda: status.nbytes,
+            )
+
+    def _open_folder(self) -> Metrics:
+        job, state, checkpoint = resolved(self.job), self.loop.state, self.start.checkpoint
         if job.schedule.balance == "time":  # a measured partition is not a setting
             job = replace(job, schedule=replace(job.schedule, layers=[]))
-        self.folder.begin(to_toml(job))
+        self.folder.begin(to_toml(job), invocation=self.start.invocation, overwrite=self.start.overwrite)
         if checkpoint is not None:
             best = state.evaluations.best
             self.folder.rewind(Path(checkpoint), best=None if best is None else best["update"])
@@ -115,15 +137,16 @@ class JobRun:
             metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
         return metrics
 
-    def _finish(self, ended: Ended, restarts: int) -> dict[str, Any]:
+    def _finish(self, ended: Ended) -> dict[str, Any]:
         """Write the results; the summary."""
         resident = self._all_gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "report their memory")
-        summary = self._summary(ended) | {"restarts": restarts, "ranks": _without_samples(ended)}
-        summary |= {"resident_bytes": resident}
+        summary = self._summary(ended) | {"ranks": _without_samples(ended), "resident_bytes": resident}
+        summary |= {"restarts": self.start.restarts, "invocation": self.start.invocation}
         if self.collectives.first:
             self.folder.write_summary(summary)
         if ended.outcome != "stopped" and (text := self._sample_text()):
             write_text(self.folder.path / "sample.txt", text)
+        faults.hit("end")
         self.pipe.close()
         return summary
 

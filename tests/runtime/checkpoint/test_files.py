@@ -484,12 +484,12 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     for at, name in enumerate([*CHUNKS, "state.json", "manifest.json", "manifest.json"]):
         seen.clear()
         monkeypatch.setattr(os, "fsync", functools.partial(failing, at))
-        with pytest.raises(weft.WeftError, match=f"can't write .*/.one.part/{name}: No space left on device"):
+        with pytest.raises(weft.StorageError, match=f"can't write .*/.one.part/{name}: No space left on device"):
             pipe.save(tmp_path / "one")
         assert list(tmp_path.iterdir()) == []
     seen.clear()
     monkeypatch.setattr(os, "fsync", functools.partial(failing, 5))
-    with pytest.raises(weft.WeftError, match=r"can't write .*/one: No space left"):
+    with pytest.raises(weft.StorageError, match=r"can't write .*/one: No space left"):
         pipe.save(tmp_path / "one")
     assert seen == [*(f"/.one.part/{name}" for name in (*CHUNKS, "state.json", "manifest.json")), "/.one.part", ""]
     assert files.inspect(tmp_path / "one")["minibatches"] == 3
@@ -500,7 +500,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(weft.WeftError, match=r"can't write .*/file/.one.part: Not a directory"):
+    with pytest.raises(weft.StorageError, match=r"can't write .*/file/.one.part: Not a directory"):
         trained().save(tmp_path / "file" / "one")
 
 

@@ -1,5 +1,6 @@
 """Runs and their checkpoints on disk: they are found, nothing is overwritten, mistakes get a clear message."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -59,32 +60,81 @@ def test_a_missing_checkpoint_is_reported(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "update-00000099", "../../etc", "update-00000010/../x"])
-def test_a_pointer_to_nothing_is_refused(folder: Folder, text: str) -> None:
-    save(folder, 10)
+def test_a_pointer_to_nothing_is_not_followed(folder: Folder, text: str) -> None:
+    """Names still work, and the checkpoints that are there are offered, the newest first."""
+    for update in (10, 20):
+        save(folder, update)
     (folder.checkpoints / "latest").write_text(text + "\n")
-    with pytest.raises(WeftError, match=r"latest names .*there are: update-00000010.*--checkpoint"):
-        folder.find("latest")
+    assert folder.find("latest") is None
+    assert folder.dangling() == (text or None)
+    assert folder.find("update-00000010") == folder.checkpoints / "update-00000010"
+    assert [path.name for path in folder.newest()] == ["update-00000020", "update-00000010"]
+
+
+def test_latest_comes_first(folder: Folder) -> None:
+    """A run that was killed between a checkpoint and `latest` has a newer one."""
+    save(folder, 10)
+    folder.next(20).mkdir()
+    assert [path.name for path in folder.newest()] == ["update-00000010", "update-00000020"]
+    assert folder.dangling() is None
 
 
 def test_default_names_are_numbered(folder: Folder) -> None:
-    names = []
-    for _ in range(3):
-        created = new_folder("runs", "", default="gpt-wpipe", overwrite=False)
-        created.write_job("")
-        names.append(created.path.name)
-    assert names == ["gpt-wpipe", "gpt-wpipe-2", "gpt-wpipe-3"]
+    assert [new_folder("runs", "gpt-wpipe").path.name for _ in range(3)] == ["gpt-wpipe", "gpt-wpipe-2", "gpt-wpipe-3"]
 
 
-def test_a_run_of_the_same_name_is_not_lost(folder: Folder) -> None:
-    with pytest.raises(WeftError, match=r"runs/one exists already.*--resume runs/one.*--overwrite"):
-        new_folder("runs", "one", default="", overwrite=False)
-    save(folder, 10)
-    assert new_folder("runs", "one", default="", overwrite=True).path == Path("runs/one")
-    assert not Path("runs/one").exists()
+def test_a_folder_of_something_else_is_left_alone(folder: Folder) -> None:
+    assert not folder.is_new()
+    assert Folder("runs/two").is_new()
     Path("runs/two").mkdir()
+    (Path("runs/two") / "lock").write_text("")
+    assert Folder("runs/two").is_new()
     (Path("runs/two") / "thesis.tex").write_text("")
     with pytest.raises(WeftError, match="is not a run"):
-        new_folder("runs", "two", default="", overwrite=True)
+        Folder("runs/two").is_new()
+
+
+def test_an_earlier_run_is_deleted_when_its_successor_begins(folder: Folder) -> None:
+    save(folder, 10)
+    folder.write_summary({"how": "finished"})
+    folder.begin("b = 1\n", invocation="second")
+    assert folder.names() == ["update-00000010"]
+    assert folder.summary() is None
+    folder.write_summary({"how": "finished"})
+    (folder.path / "lock").write_text("mine")
+    folder.begin("c = 1\n", invocation="third", overwrite=True)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", "invocation", "job.toml", "lock"]
+    assert folder.names() == []
+    assert (folder.text("job.toml"), folder.begun_by()) == ("c = 1\n", "third")
+
+
+@pytest.mark.parametrize("killed_at", ["summary.json", "metrics.jsonl", "job.toml", "invocation"])
+def test_a_killed_beginning_leaves_no_results_of_another_job(
+    folder: Folder, killed_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was about to change: results never stand beside a job that has not produced them."""
+    folder.write_job("old\n")
+    folder.write_summary({"how": "finished"})
+    (folder.path / "metrics.jsonl").write_text("{}\n")
+    replace, unlink = os.replace, Path.unlink
+
+    def replacing(source: str, target: str) -> None:
+        if Path(target).name == killed_at:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    def unlinking(path: Path, missing_ok: bool = False) -> None:
+        if path.name == killed_at:
+            raise KeyboardInterrupt
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "replace", replacing)
+    monkeypatch.setattr(Path, "unlink", unlinking)
+    with pytest.raises(KeyboardInterrupt):
+        folder.begin("new\n", invocation="second", overwrite=True)
+    assert folder.begun_by() != "second"
+    assert folder.summary() is None or folder.text("job.toml") == "old\n"
+    assert not folder.is_new()
 
 
 def test_a_run_is_found_by_path_and_name(folder: Folder) -> None:

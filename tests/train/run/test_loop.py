@@ -11,6 +11,7 @@ from torch import nn
 
 import weft
 from weft.runtime.comm import Collectives
+from weft.runtime.process import Status
 from weft.train.run import Batch, Ended, Evaluated, Event, Loop, LoopOptions, Saved, StalenessSampled, Stepped
 
 UPDATES, ROWS = 12, 8
@@ -46,6 +47,7 @@ class Run:
             schedule=weft.schedule("2bw", stages=2, microbatches=2),
             telemetry=4 if options.get("telemetry") else None,
         )
+        self.status = Status()
         self.losses = iter([3.0, 2.0, 2.5, 2.5])
         sizes = {"updates": UPDATES, "batch": ROWS, "log_every": 2, "evaluate_every": 4, "save_every": 6}
         self.loop = Loop(
@@ -55,6 +57,7 @@ class Run:
             learning_rate=lambda update: 0.01 * update,
             checkpoint_path=lambda update: folder / f"update-{update}",
             collectives=Collectives(deadline=10.0),
+            status=self.status,
             stop=stop or threading.Event(),
         )
         self.events: list[Event] = []

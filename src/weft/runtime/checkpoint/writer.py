@@ -100,5 +100,5 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, An
         writer.write(struct.pack("<Q", len(text)) + text)
         for _, tensor in ordered:
             if tensor.numel():
-                writer.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+                writer.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return writer.entry

@@ -45,7 +45,8 @@ class Status:
     """Where this process is. It has one, `status`; what runs in it changes its fields."""
 
     def __init__(self) -> None:
-        self.phase, self.limit = "start", None
+        self.phase = "start"
+        self.limit: float | None = None
         self.minibatch: int | None = None
         self.nbytes = 0
         self.moves = 0  # steps of any kind

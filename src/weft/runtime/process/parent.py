@@ -284,7 +284,7 @@ class _Watch:
         elif status is not None and status.limit is not None and status.still > status.limit + STUCK_MARGIN:
             hang_dump.request_stacks(process.rank, process.popen.pid)
             process.fail(
-                f"is alive and has not moved for {status.still:.0f} s (limit: {status.limit:g} s{where}); it was killed; "
+                f"is alive, has not moved for {status.still:.0f} s and was killed (limit: {status.limit:g} s{where}); "
                 "see its stacks on stderr, and raise the deadline if it really takes that long"
             )
 

@@ -4,8 +4,9 @@ Display, metrics and folder subscribe to the events. Nothing here depends on job
 """
 
 from weft.train.run.display import Display
-from weft.train.run.events import Ended, Evaluated, Event, Saved, StalenessSampled, Stepped, Subscriber
+from weft.train.run.events import Ended, Evaluated, Event, Saved, SaveFailed, StalenessSampled, Stepped, Subscriber
 from weft.train.run.folder import Folder, FolderWriter, find_run, new_folder, slug
+from weft.train.run.lock import locked
 from weft.train.run.loop import Batch, Batches, Loop, LoopOptions
 from weft.train.run.metrics import Metrics, read_metrics
 from weft.train.run.progress import Progress
@@ -26,11 +27,13 @@ __all__ = [
     "Metrics",
     "Progress",
     "RunState",
+    "SaveFailed",
     "Saved",
     "StalenessSampled",
     "Stepped",
     "Subscriber",
     "find_run",
+    "locked",
     "new_folder",
     "read_metrics",
     "slug",

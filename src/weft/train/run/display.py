@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from weft.text import format_bytes, format_clock
-from weft.train.run.events import Ended, Evaluated, Event, Stepped
+from weft.train.run.events import Ended, Evaluated, Event, SaveFailed, Stepped
 from weft.train.run.progress import Progress
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
@@ -59,6 +59,8 @@ class Display:
                 self._evaluation = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
                 words = f"held out: {self._evaluation}{', the best so far' if best else ''}"
                 self.say(f"update {progress.update}: {words}")
+            case SaveFailed(progress=progress, problem=problem):
+                self._warn(f"update {progress.update}: no checkpoint was saved, and training goes on: {problem}")
             case Ended(progress=progress):
                 self._progress = progress
 
@@ -66,6 +68,10 @@ class Display:
         """Print a line that stays."""
         if not self._quiet:
             self._console.print(text, markup=False)
+
+    def _warn(self, text: str) -> None:
+        """Print a line on stderr, even if nothing else is shown."""
+        print(f"weft: {text}", file=sys.stderr, flush=True)
 
     def _show(self) -> None:
         if self._live is not None:

@@ -46,6 +46,14 @@ class Saved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SaveFailed:
+    """A checkpoint could not be saved; the run goes on, and tries again at the next one."""
+
+    progress: Progress
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ended:
     """The run is over; `outcome` is "finished", "stopped" (on request) or "stopped early" (out of patience)."""
 
@@ -55,5 +63,5 @@ class Ended:
     timeline: Timeline | None  # of the last mini-batches
 
 
-Event: TypeAlias = Stepped | Evaluated | StalenessSampled | Saved | Ended
+Event: TypeAlias = Stepped | Evaluated | StalenessSampled | Saved | SaveFailed | Ended
 Subscriber: TypeAlias = Callable[[Event], None]

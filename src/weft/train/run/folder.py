@@ -1,6 +1,9 @@
 """The folder of a run, `runs/<name>/`, and its checkpoints.
 
 job.toml         the complete configuration
+invocation       which command has begun or resumed the run last: its restarts know it by that
+lock             held by the process that runs it
+status/          where each rank is, rewritten every second
 metrics.jsonl    one object a line
 checkpoints/     update-00000150, update-00000300, …, each complete or absent; `latest` and `best` hold a name
 summary.json     the results
@@ -15,19 +18,22 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from weft import faults
 from weft.draw import svg, trace
-from weft.errors import WeftError
-from weft.output import json_safe, write_text
+from weft.errors import StorageError, WeftError, remedy_for
+from weft.output import json_safe, replace_file, write_text
 from weft.text import did_you_mean
 from weft.train.run.events import Ended, Event, Saved
+from weft.train.run.lock import LOCK
 
 NAME = re.compile(r"update-(\d+)(?:-(\d+))?")
+STATUS = "status"
+OWN = (LOCK, STATUS)  # what a folder has before its run begins
 
 
 class Folder:
@@ -43,20 +49,55 @@ class Folder:
 
     # Files
 
+    def is_new(self) -> bool:
+        """Whether no run has begun here; a folder with other files is refused."""
+        if not self.path.exists():
+            return True
+        if (self.path / "job.toml").is_file():
+            return False
+        if not self.path.is_dir() or any(entry.name not in OWN for entry in self.path.iterdir()):
+            raise WeftError(f"{self.path} is not a run (it has no job.toml), so it is left alone; use another name")
+        return True
+
+    def create(self) -> None:
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+
     def write_job(self, text: str) -> None:
         """Write `job.toml`; creates the folder."""
         with _writing(self.path):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "job.toml", text)
 
-    def begin(self, job: str) -> None:
-        """A run starts or resumes: write its job and remove earlier results."""
-        self.write_job(job)
-        (self.path / "summary.json").unlink(missing_ok=True)
+    def begin(self, job: str, *, invocation: str, overwrite: bool = False) -> None:
+        """A run starts or resumes: remove earlier results, or all of an earlier run; write its job.
+
+        In this order, so that a killed process leaves neither results of another job nor a job without its files.
+        """
+        with _storing(self.path):
+            (self.path / "summary.json").unlink(missing_ok=True)
+            faults.hit("folder")
+            for entry in self.path.iterdir() if overwrite else ():
+                if entry.name not in (*OWN, "job.toml"):
+                    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            replace_file(self.path / "job.toml", job)
+            replace_file(self.path / "invocation", invocation + "\n")
+
+    def begun_by(self) -> str:
+        """The invocation that has begun or resumed this run last."""
+        return self.text("invocation").strip()
+
+    def forget_status(self) -> None:
+        """Delete the status of the ranks of an earlier start."""
+        shutil.rmtree(self.path / STATUS, ignore_errors=True)
+
+    def status_file(self, rank: int) -> Path:
+        return self.path / STATUS / f"rank-{rank}.json"
 
     def remove_unused(self) -> None:
-        """Delete the folder of a run that never started."""
-        if not (self.path / "metrics.jsonl").exists() and not self.names():
+        """Delete the folder of a run that never began."""
+        if not (self.path / "job.toml").exists():
             shutil.rmtree(self.path, ignore_errors=True)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -96,16 +137,17 @@ class Folder:
 
     def publish(self, checkpoint: Path, *, best: bool, keep: int) -> None:
         """Point `latest` (and `best`) to a complete checkpoint, then delete old ones."""
-        if best:
-            write_text(self.checkpoints / "best", checkpoint.name + "\n")
-        write_text(self.checkpoints / "latest", checkpoint.name + "\n")
-        names = self.names()
-        kept = {checkpoint.name, self._pointed("best"), *names[-keep:]}
-        for name in names:
-            if name not in kept:
-                renamed = self.checkpoints / f".{name}.gone"  # a half-deleted checkpoint must not look complete
-                with _writing(renamed):
-                    (self.checkpoints / name).rename(renamed)
+        with _storing(self.checkpoints):
+            faults.hit("before-latest")
+            if best:
+                replace_file(self.checkpoints / "best", checkpoint.name + "\n")
+            replace_file(self.checkpoints / "latest", checkpoint.name + "\n")
+            names = self.names()
+            kept = {checkpoint.name, self._pointed("best"), *names[-keep:]}
+            for name in names:
+                if name not in kept:  # first renamed: a half-deleted checkpoint must not look complete
+                    (self.checkpoints / name).rename(self.checkpoints / f".{name}.gone")
+                    faults.hit("rotation")
         self.sweep()
 
     def sweep(self) -> None:
@@ -123,17 +165,18 @@ class Folder:
                 while aside.exists():
                     number += 1
                     aside = self.checkpoints / f"aside-{name}-{number}"
-                with _writing(aside):
+                with _storing(aside):
                     (self.checkpoints / name).rename(aside)
         kept = [name for name in self.names() if _age(name)[0] == best]
-        if kept:
-            write_text(self.checkpoints / "best", kept[-1] + "\n")
-        else:
-            (self.checkpoints / "best").unlink(missing_ok=True)
-        write_text(self.checkpoints / "latest", checkpoint.name + "\n")
+        with _storing(self.checkpoints):
+            if kept:
+                replace_file(self.checkpoints / "best", kept[-1] + "\n")
+            else:
+                (self.checkpoints / "best").unlink(missing_ok=True)
+            replace_file(self.checkpoints / "latest", checkpoint.name + "\n")
 
     def find(self, which: str) -> Path | None:
-        """The checkpoint `latest`, `previous`, `best` or of a name; None if there is no latest one yet."""
+        """The checkpoint `latest`, `previous`, `best` or of a name; None if there is no latest one."""
         names, latest = self.names(), self._pointed("latest")
         if which == "latest":
             return None if latest is None else self.checkpoints / latest
@@ -147,20 +190,26 @@ class Folder:
             raise WeftError(f"{self} has no checkpoint {which!r}{did_you_mean(which, names)}; there are: {known}")
         return self.checkpoints / which
 
+    def newest(self) -> list[Path]:
+        """All checkpoints by which a run can resume: what `latest` names, then the others, the newest first."""
+        latest = self._pointed("latest")
+        others = [name for name in reversed(self.names()) if name != latest]
+        return [self.checkpoints / name for name in ([] if latest is None else [latest]) + others]
+
+    def dangling(self) -> str | None:
+        """What `latest` names, if that is no checkpoint of this run."""
+        return None if self._pointed("latest") else self.text("checkpoints/latest").strip()[:60] or None
+
     def _pointed(self, pointer: str) -> str | None:
+        """The checkpoint that a file names; None if there is no such checkpoint."""
         file = self.checkpoints / pointer
         try:
             name = file.read_text("utf-8").strip()
-        except FileNotFoundError:
+        except (FileNotFoundError, UnicodeDecodeError):
             return None
-        except (OSError, UnicodeDecodeError) as problem:
-            raise WeftError(f"{file} can't be read ({problem}); write the name of a checkpoint into it") from None
-        if not NAME.fullmatch(name) or not (self.checkpoints / name).is_dir():
-            raise WeftError(
-                f"{file} names {name[:60]!r}, which is not a checkpoint of {self} (there are: "
-                f"{', '.join(self.names()) or 'none'}); choose one with --checkpoint NAME"
-            )
-        return name
+        except OSError as problem:
+            raise StorageError(f"{file} can't be read ({problem.strerror}); {remedy_for(problem)}") from None
+        return name if NAME.fullmatch(name) and (self.checkpoints / name).is_dir() else None
 
 
 class FolderWriter:
@@ -178,24 +227,17 @@ class FolderWriter:
                 write_text(self._folder.path / "timeline.svg", svg(timeline))
 
 
-def new_folder(home: str, name: str, *, default: str, overwrite: bool) -> Folder:
-    """A folder for a new run: with the given name or, if that is empty, the default name and the first free number."""
-    if name:
-        path = Path(home) / name
-        if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
-            if not overwrite:
-                raise WeftError(
-                    f"{path} exists already; resume it (--resume {shlex.quote(str(path))}), replace it "
-                    "(--overwrite), or choose another name (--set name=...)"
-                )
-            if not (path / "job.toml").is_file():
-                raise WeftError(f"{path} is not a run (it has no job.toml), so it is not overwritten; use another name")
-            shutil.rmtree(path)
-        return Folder(path)
+def new_folder(home: str, default: str) -> Folder:
+    """A new folder with the default name, or with the first number that is free."""
     number = 1
-    while (path := Path(home) / (default if number == 1 else f"{default}-{number}")).exists():
+    while True:
+        folder = Folder(Path(home) / (default if number == 1 else f"{default}-{number}"))
+        with _writing(folder.path):
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.path.mkdir()  # which one of two commands can do
+                return folder
         number += 1
-    return Folder(path)
 
 
 def find_run(given: str, home: str = "runs") -> Folder:
@@ -225,3 +267,12 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         raise WeftError(f"{path} can't be written: {problem.strerror}; set log.folder to a writable place") from None
+
+
+@contextlib.contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    """While a run trains: it can go on without this file."""
+    try:
+        yield
+    except OSError as problem:
+        raise StorageError(f"{path} can't be written: {problem.strerror}; {remedy_for(problem)}") from problem

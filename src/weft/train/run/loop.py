@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.errors import StorageError
 from weft.schedule import Timeline
-from weft.train.run.events import Ended, Evaluated, Event, Saved, StalenessSampled, Stepped, Subscriber
+from weft.train.run.events import Ended, Evaluated, Event, Saved, SaveFailed, StalenessSampled, Stepped, Subscriber
 from weft.train.run.progress import Clock, Progress
 from weft.train.run.state import RunState
 from weft.train.run.watch import Watch
@@ -22,6 +23,7 @@ from weft.train.run.watch import Watch
 if TYPE_CHECKING:
     from weft.runtime import Pipeline, Result
     from weft.runtime.comm import Collectives
+    from weft.runtime.process import Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,8 @@ class LoopOptions:
     timeline: int = 3  # mini-batches in the timeline
     telemetry: bool = False  # whether the pipeline samples staleness
     fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that a resumed run must keep
-    publish_deadline: float | None = None  # seconds for the subscribers of `Saved`; None: that of other waits
+    deadline: float = 60.0  # seconds in which this rank moves, while it trains or evaluates
+    file_deadline: float = 600.0  # seconds in which some rank moves a byte, while all save or load
 
 
 class Loop:
@@ -76,13 +79,14 @@ class Loop:
         learning_rate: Callable[[int], float],
         checkpoint_path: Callable[[int], Path],
         collectives: Collectives,
+        status: Status,
         stop: threading.Event,
     ) -> None:
         self.pipe, self.options = pipe, options
         self.state = RunState(layers=list(pipe.balance), fixed=dict(options.fixed))
         self.subscribers: list[Subscriber] = []
         self._evaluate, self._learning_rate, self._checkpoint_path = evaluate, learning_rate, checkpoint_path
-        self._collectives = collectives
+        self._collectives, self._status = collectives, status
         self._watch = Watch(pipe, collectives, stop)
         self._clock = Clock()
         self._progress = Progress(updates=options.updates)
@@ -90,6 +94,7 @@ class Loop:
         self._sampled = -1  # last mini-batch whose staleness was reported
         self._unflushed = self._skipped = 0
         self._timeline: Timeline | None = None
+        self._save_problem: str | None = None  # why the last save failed
         self._batches: Batches | None = None
 
     @property
@@ -100,7 +105,8 @@ class Loop:
 
     def resume(self, checkpoint: str) -> RunState:
         """Continue from a checkpoint; its state, whose `fixed` settings the caller compares."""
-        saved = RunState.from_extra(self.pipe.load(checkpoint))
+        with self._status.during("load", limit=self.options.file_deadline):
+            saved = RunState.from_extra(self.pipe.load(checkpoint, deadline=self.options.file_deadline))
         self.state = replace(saved, layers=self.state.layers, fixed=self.state.fixed)
         self._clock.spent = saved.seconds
         self._progress = self.progress
@@ -110,6 +116,15 @@ class Loop:
     def run(self, batches: Batches) -> Ended:
         """Train until all updates are made, patience is over, or a rank is asked to stop."""
         self._batches = batches
+        with self._status.during("train", limit=self.options.deadline):
+            outcome = self._train(batches)
+        if self._save_problem is not None:
+            raise StorageError(f"the run ends without its last checkpoint: {self._save_problem}")
+        ended = Ended(outcome=outcome, progress=self.progress, report=self.pipe.report(), timeline=self._timeline)
+        self._emit(ended)
+        return ended
+
+    def _train(self, batches: Batches) -> str:
         self._clock.start()
         outcome = "finished"
         for update in range(self.state.update, self.options.updates):
@@ -122,14 +137,7 @@ class Loop:
                 outcome = "stopped"
                 break
         self._watch.read_all()
-        ended = Ended(
-            outcome="stopped early" if self._out_of_patience else outcome,
-            progress=self.progress,
-            report=self.pipe.report(),
-            timeline=self._timeline,
-        )
-        self._emit(ended)
-        return ended
+        return "stopped early" if self._out_of_patience else outcome
 
     @property
     def _out_of_patience(self) -> bool:
@@ -146,6 +154,7 @@ class Loop:
 
     def _step(self, batch: Batch, update: int) -> bool:
         """Feed a mini-batch; whether the run has to stop."""
+        self._status.minibatch = update
         self._complete(self.pipe.step(batch.inputs, batch.targets))
         self._unflushed += 1
         return self._watch.exchange(update, batch.checksum)
@@ -209,16 +218,28 @@ class Loop:
     def _add_evaluation(self) -> bool:
         """Evaluate; whether the metric is the best so far."""
         assert self._evaluate is not None
-        metrics, progress = dict(self._evaluate()), self.progress
+        with self._status.during("evaluate", limit=self.options.deadline):
+            metrics, progress = dict(self._evaluate()), self.progress
         best = self.state.evaluations.add(metrics, metric=self.options.metric, place=progress.place)
         self._emit(Evaluated(progress=progress, metrics=metrics, best=best))
         return best
 
     def _save(self, *, best: bool) -> None:
-        path = self._checkpoint_path(self.state.update)
-        self.pipe.save(path, extra=self.state.as_extra())
-        self._emit(Saved(path=path, best=best))
-        self._collectives.barrier(purpose="publish a checkpoint", deadline=self.options.publish_deadline)
+        """Save on all ranks or on none. Without room for a checkpoint a run goes on, and saves at the next chance."""
+        with self._status.during("save", limit=self.options.file_deadline):
+            path = self._checkpoint_path(self.state.update)
+            deadline, self._save_problem = self.options.file_deadline, None
+            try:
+                self.pipe.save(path, extra=self.state.as_extra(), deadline=deadline, only_finite=True)
+                self._collectives.together(
+                    lambda: self._emit(Saved(path=path, best=best)),
+                    purpose="publish a checkpoint",
+                    deadline=deadline,
+                    progress=lambda: self._status.nbytes,
+                )
+            except StorageError as problem:
+                self._save_problem = str(problem)
+                self._emit(SaveFailed(progress=self.progress, problem=self._save_problem))
 
     def _report_staleness(self) -> None:
         found = [

@@ -2,6 +2,7 @@
 
 {"kind": "train", "update": 10, "samples": 480, "seconds": 1.9, "loss": 4.1, "lr": 0.0005, …}
 {"kind": "evaluation", "update": 150, …, "loss": 2.2, "perplexity": 9.1}
+{"kind": "save failed", "update": 300, …, "problem": "can't write …"}
 {"kind": "staleness", "update": 50, "chunk": 0, "predicted": 0.11, "stale": 0.15}
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 from weft.errors import WeftError
 from weft.output import json_safe, write_text
 from weft.train.extras import need
-from weft.train.run.events import Evaluated, Event, StalenessSampled, Stepped
+from weft.train.run.events import Evaluated, Event, SaveFailed, StalenessSampled, Stepped
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -52,6 +53,8 @@ class Metrics:
                 self.write("train", progress.place | progress.figures)
             case Evaluated(progress=progress, metrics=metrics):
                 self.write("evaluation", progress.place | metrics)
+            case SaveFailed(progress=progress, problem=problem):
+                self.write("save failed", progress.place | {"problem": problem})
             case StalenessSampled(samples=samples):
                 for sample in samples:
                     self.write("staleness", sample)
