@@ -225,7 +225,7 @@ class Commands(Marked):
 
     def end(self) -> None:
         for script in self._scripts:
-            if script.poll() is None:
+            if script.poll() is None and Path(f"/proc/{script.pid}").exists():  # a test may kill what notes the end
                 os.killpg(script.pid, signal.SIGKILL)  # forked ranks too, which carry no mark
                 script.wait()
         super().end()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.helpers.faults import Trial
 from tests.helpers.rank_functions import DEADLINE, eventually
 from tests.helpers.scripts import TORCHRUN, Commands, Script
 from tests.train.jobs import lines, same, summary, tiny, train, weights
@@ -90,13 +91,14 @@ def test_a_run_stops_on_request_and_resumes(to_all: bool, tmp_path: Path, comman
 def test_the_second_request_ends_it_at_once(tmp_path: Path, commands: Commands) -> None:
     run = tmp_path / "runs" / "tiny"
     settings = {"checkpoint__every": 0, "evaluate__every": 0, "checkpoint__grace": 600.0}
+    trial = Trial(tmp_path, "flush:1:*:hang")  # so that they can't follow the first request
+    commands.environment |= trial.environment
     process = commands.start("train", *tiny(**ENDLESS, **settings))
     wait_for(lambda: has_lines(run, 1), process)
     pids = ranks_of(process.pid)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)  # so that they can't follow the first request
     process.send_signal(signal.SIGTERM)
     wait_for(lambda: "once more to quit at once" in process.err, process)
+    eventually(lambda: trial.fired("flush:1:*:hang"))
     process.send_signal(signal.SIGTERM)
     done = commands.finish(process)
     assert done.code == 130, done.err
@@ -105,13 +107,14 @@ def test_the_second_request_ends_it_at_once(tmp_path: Path, commands: Commands) 
 
 def test_a_run_that_does_not_stop_in_its_grace_is_killed(tmp_path: Path, commands: Commands) -> None:
     run = tmp_path / "runs" / "tiny"
-    process = commands.start("train", *tiny(**ENDLESS, checkpoint__grace=1.0))
+    trial = Trial(tmp_path, "flush:2:*:hang")
+    commands.environment |= trial.environment
+    process = commands.start("train", *tiny(**ENDLESS, checkpoint__grace=1.0, checkpoint__every=400, evaluate__every=0))
     wait_for(lambda: has_checkpoint(run), process)
     pids = ranks_of(process.pid)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
     done = commands.finish(process)
+    trial.check()
     assert done.code == 1
     assert "checkpoint.grace (1 s)" in done.err
     assert alive(pids) == []
@@ -123,6 +126,8 @@ def test_a_killed_run_is_identical_to_an_uninterrupted_one(ranks: int, tmp_path:
     sizes = {"schedule__ranks": ranks, "checkpoint__every": 3, "evaluate__every": 6}
     sizes |= {"train__updates": 6 + 6 * KILLS, "model__width": 64}
     uninterrupted = train_uninterrupted(tmp_path, **sizes)
+    trial = Trial(tmp_path, "chunk-write:30:0:slow=2")  # so that the first kill meets a save
+    commands.environment |= trial.environment
     chance = random.Random(ranks)
     run = tmp_path / "runs" / "killed"
     process = commands.start("train", *tiny(name="killed", **sizes), "--max-restarts", "1000")
@@ -138,7 +143,7 @@ def test_a_killed_run_is_identical_to_an_uninterrupted_one(ranks: int, tmp_path:
 
     for number in range(KILLS):
         wait_for(progressed, process)
-        if number % 2:
+        if number:
             threading.Event().wait(chance.uniform(0, 0.3))  # a random moment is the point of this test
         else:
             wait_for(half_saved, process)
@@ -152,6 +157,7 @@ def test_a_killed_run_is_identical_to_an_uninterrupted_one(ranks: int, tmp_path:
             wait_for(lambda gone=victim: gone not in ranks_of(process.pid) or process.poll() is not None, process)  # type: ignore[misc]
     done = commands.finish(process)
     assert done.code == 0, done.err
+    trial.check()
     assert killed > 0
     assert killed_while_saving > 0
     assert "was killed by SIGKILL" in done.err

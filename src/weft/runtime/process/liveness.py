@@ -51,6 +51,7 @@ class Status:
         self.nbytes = 0
         self.moves = 0  # steps of any kind
         self.counter: Callable[[], int] = lambda: 0  # counts smaller steps, where something does
+        self.news = threading.Event()  # a phase has begun: report it at once
         self._seen: tuple[Any, ...] = ()
         self._changed = self._looked = time.monotonic()
 
@@ -59,10 +60,12 @@ class Status:
         """A phase, in which this process may be still for `limit` seconds."""
         before = self.phase, self.limit
         self.phase, self.limit = phase, limit
+        self.news.set()
         try:
             yield
         finally:
             self.phase, self.limit = before
+            self.news.set()
 
     def report(self) -> Report:
         """Where this process is now."""
@@ -84,7 +87,8 @@ def start_reports(send: Callable[[Report], None]) -> None:
         with contextlib.suppress(OSError):
             while True:
                 send(status.report())
-                time.sleep(PERIOD)
+                status.news.wait(PERIOD)
+                status.news.clear()
 
     threading.Thread(target=work, daemon=True, name="weft heartbeat").start()
 

@@ -243,6 +243,7 @@ class _Watch:
                 self._forward_stop()
             else:
                 self._check_start()
+        self._raise_failure()
 
     def _raise_failure(self) -> None:
         failures = [process.failure for process in self._processes if process.failure is not None]
