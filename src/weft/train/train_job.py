@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import WeftError
-from weft.output import write_text
+from weft.output import unblocked_output, write_text
+from weft.runtime.process import this_rank
 from weft.train.config import to_toml
 from weft.train.data import Prefetch
 from weft.train.job import Job, resolved
@@ -26,7 +27,7 @@ FIXED = ("batch", "lr", "momentum", "betas", "weight_decay")  # belong to the op
 
 def train_job(job: Job, folder: str, checkpoint: str | None, restarts: int, show: str) -> dict[str, Any]:
     """Train a job from the beginning or from a checkpoint; the summary, on every rank."""
-    with stop_on_signals() as stop:
+    with unblocked_output(final=bool(this_rank.name)), stop_on_signals() as stop:
         run = JobRun(job, Folder(folder), resumed=checkpoint is not None, stop=stop)
         return run.train(checkpoint, restarts=restarts, show=show)
 
