@@ -21,10 +21,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from weft.errors import PeerError, RunError, WeftError, one_line
+from weft.output import flush_within
 from weft.runtime.process import hang_dump
 from weft.runtime.process.malloc import keep_freed_memory
 
 GO, STOP = b"go", b"stop"  # messages from the parent to a rank
+FLUSH = 0.5  # seconds that the output of a failed rank may delay its report; see `parent.CAUSE_WAIT`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +100,7 @@ def serve(descriptors: list[int]) -> None:
         go.wait()
         message = _run(fn, args)
     except BaseException as error:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
+        flush_within(FLUSH)  # the parent kills this process when it knows
         pipe.send_bytes(pickle.dumps(("failed", _failure(rank, error))))
         threading.Event().wait()  # until the parent kills it: an early exit would close connections and fail its peers
     else:
