@@ -1,5 +1,6 @@
 """The command line: good input, bad input, exit codes, and JSON that reads back."""
 
+import errno
 import json
 import os
 import re
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 import weft
-from weft.cli import main
+from weft.arguments import Parser
+from weft.cli import main, run_parser
 
 SIZES = ["--stages", "4", "--microbatches", "4"]
 ROOT = Path(__file__).parent.parent
@@ -217,6 +219,9 @@ def test_an_output_that_is_full_or_closed_gives_no_traceback() -> None:
         with open("/dev/full", "w") as full:
             done = run("simulate", "2bw", *SIZES, stdout=full, stderr=subprocess.PIPE)
         assert (done.returncode, done.stderr) == (2, "weft: the output can't be written: No space left on device\n")
+        with open("/dev/full", "w") as full:
+            done = run("train", "--print-config", stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 2  # it prints what was asked for, and does not train
     done = run("simulate", "2bw", *SIZES, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -246,3 +251,15 @@ def test_a_closed_pipe_is_no_error() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_connection_that_training_loses_is_no_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """For other commands, a BrokenPipeError means that the reader has read enough."""
+
+    def lose(arguments: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    parser = Parser(prog="weft")
+    parser.set_defaults(run=lose, trains=lambda arguments: True)
+    assert run_parser(parser, []) == 1
+    assert capsys.readouterr().err == "weft: [Errno 32] Broken pipe\n"

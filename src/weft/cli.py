@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from weft import draw as pictures
 from weft import simulate as run_simulation
 from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, number, schedule_of, whole_number
 from weft.errors import RunError, WeftError
-from weft.output import ROWS, print_table, write_text
+from weft.output import ROWS, print_table, unblocked_output, write_text
 from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
 from weft.simulate import CATEGORIES, Cost, timeline
 from weft.text import format_count
@@ -34,32 +35,41 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_parser(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
     """Run what the arguments select; the exit code is 0, 1 for a failed run, 2 for a mistake, which prints one line."""
-    try:
-        parsed = parser.parse_args(arguments)
-        parsed.run(parsed)
-        if sys.stdout is not None:  # it was closed from the start
-            sys.stdout.flush()
-        return 0
-    except WeftError as problem:
-        print(f"{parser.prog}: {problem}", file=sys.stderr)
-        return MISTAKE
-    except MemoryError:
-        print(f"{parser.prog}: out of memory; use fewer stages or micro-batches", file=sys.stderr)
-        return MISTAKE
-    except RunError as problem:
-        print(f"{parser.prog}: {problem}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as problem:
-        if problem.filename is not None:
-            print(f"{parser.prog}: {problem.filename}: {problem.strerror}", file=sys.stderr)
-            return FAILED
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(problem, BrokenPipeError):  # the reader has read enough
+    with contextlib.ExitStack() as output:
+        training = False
+        try:
+            parsed = parser.parse_args(arguments)
+            if training := getattr(parsed, "trains", _never)(parsed):
+                output.enter_context(unblocked_output(final=True))
+            parsed.run(parsed)
+            if sys.stdout is not None:  # it was closed from the start
+                sys.stdout.flush()
             return 0
-        print(f"{parser.prog}: the output can't be written: {problem.strerror}", file=sys.stderr)
-        return MISTAKE
+        except WeftError as problem:
+            print(f"{parser.prog}: {problem}", file=sys.stderr)
+            return MISTAKE
+        except MemoryError:
+            print(f"{parser.prog}: out of memory; use fewer stages or micro-batches", file=sys.stderr)
+            return MISTAKE
+        except RunError as problem:
+            print(f"{parser.prog}: {problem}", file=sys.stderr)
+            return FAILED
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except OSError as problem:
+            if training or problem.filename is not None:
+                cause = str(problem) if problem.filename is None else f"{problem.filename}: {problem.strerror}"
+                print(f"{parser.prog}: {cause}", file=sys.stderr)
+                return FAILED
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(problem, BrokenPipeError):  # the reader has read enough
+                return 0
+            print(f"{parser.prog}: the output can't be written: {problem.strerror}", file=sys.stderr)
+            return MISTAKE
+
+
+def _never(arguments: argparse.Namespace) -> bool:
+    return False
 
 
 def schedules(arguments: argparse.Namespace) -> None:
@@ -209,10 +219,11 @@ def export(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """The function of a command and its arguments."""
+    """The function of a command, its arguments, and whether it trains: then it does not depend on its output."""
 
     run: Callable[[argparse.Namespace], None]
     arguments: Callable[[argparse.ArgumentParser], None]
+    trains: Callable[[argparse.Namespace], bool] = _never
 
 
 def _draw_arguments(parser: argparse.ArgumentParser) -> None:
@@ -298,8 +309,8 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: dict[str, Command] = {
-    "train": Command(run=train, arguments=_train_arguments),
-    "compare": Command(run=compare, arguments=_compare_arguments),
+    "train": Command(run=train, arguments=_train_arguments, trains=lambda given: not given.print_config),
+    "compare": Command(run=compare, arguments=_compare_arguments, trains=lambda given: True),
     "export": Command(run=export, arguments=_export_arguments),
     "schedules": Command(run=schedules, arguments=add_json),
     "draw": Command(run=draw, arguments=_draw_arguments),
@@ -320,7 +331,7 @@ def _parser() -> argparse.ArgumentParser:
         description = (command.run.__doc__ or "").strip()
         subparser = commands.add_parser(name, help=description, description=description, allow_abbrev=False)
         command.arguments(subparser)
-        subparser.set_defaults(run=command.run, parser=subparser)
+        subparser.set_defaults(run=command.run, trains=command.trains, parser=subparser)
     return parser
 
 

@@ -199,9 +199,9 @@ class Commands(Marked):
         self.environment["COLUMNS"] = "200"
         self._scripts: list[Script] = []
 
-    def start(self, *arguments: str) -> Script:
-        """`weft arguments`, with forked ranks."""
-        return self._start("weft", arguments=list(arguments))
+    def start(self, *arguments: str, output: Path | None = None) -> Script:
+        """`weft arguments`, with forked ranks; a file for stdout and stderr may be given, such as a pipe."""
+        return self._start("weft", arguments=list(arguments), output=output and [str(output)] * 2)
 
     def start_torchrun(self, *arguments: str) -> Script:
         """`torchrun arguments`; its ranks are new interpreters."""

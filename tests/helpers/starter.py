@@ -97,8 +97,9 @@ def become(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     tempfile.tempdir = None  # cached
-    created = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    files = [(os.devnull, os.O_RDONLY), *((os.path.join(order["notes"], name), created) for name in ("out", "err"))]
+    created = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOCTTY
+    outputs = order.get("output") or [os.path.join(order["notes"], name) for name in ("out", "err")]
+    files = [(os.devnull, os.O_RDONLY), *((name, created) for name in outputs)]
     for descriptor, (name, flags) in enumerate(files):
         opened = os.open(name, flags)
         os.dup2(opened, descriptor)

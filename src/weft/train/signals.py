@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from weft.errors import RunError
+from weft.output import unblocked_output
 from weft.runtime.process import this_rank
 
 
@@ -53,9 +54,10 @@ def stop_within(grace: float) -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        message = f"stopping: finishing and saving, within {grace:g} s; once more to quit at once"
-        os.write(2, f"weft: {message}\n".encode())
         signal.alarm(math.ceil(grace))
+        message = f"stopping: finishing and saving, within {grace:g} s; once more to quit at once"
+        with contextlib.suppress(Exception):  # a stream that the caller has replaced may refuse a signal handler
+            print(f"weft: {message}", file=sys.stderr)
 
     def expire(number: int, frame: Any) -> None:
         raise RunError(
@@ -63,10 +65,11 @@ def stop_within(grace: float) -> Iterator[threading.Event]:
         )
 
     handlers = {signal.SIGTERM: request, signal.SIGINT: request, signal.SIGALRM: expire}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield stop
-    finally:
-        signal.alarm(0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with unblocked_output():  # a signal handler must not wait, nor interrupt a stream that can't be re-entered
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield stop
+        finally:
+            signal.alarm(0)
+            for number, handler in before.items():
+                signal.signal(number, handler)

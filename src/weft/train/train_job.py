@@ -12,9 +12,9 @@ from typing import Any
 
 from weft import faults
 from weft.errors import WeftError
-from weft.output import write_text
+from weft.output import unblocked_output, write_text
 from weft.runtime.comm import Collectives
-from weft.runtime.process import status, status_file
+from weft.runtime.process import status, status_file, this_rank
 from weft.train.config import to_toml
 from weft.train.data import Prefetch
 from weft.train.job import resolved
@@ -31,7 +31,8 @@ FIXED = ("batch", "lr", "momentum", "betas", "weight_decay")  # belong to the op
 def train_job(start: Start, folder: Folder, show: str) -> dict[str, Any]:
     """Train a job from the beginning or from a checkpoint; the summary, on every rank."""
     collectives = collectives_of(start.job)
-    with stop_on_signals() as stop, status_file(folder.status_file(collectives.rank), rank=collectives.rank):
+    file = status_file(folder.status_file(collectives.rank), rank=collectives.rank)
+    with unblocked_output(final=bool(this_rank.name)), stop_on_signals() as stop, file:
         return JobRun(start, folder, collectives, stop=stop).train(show)
 
 

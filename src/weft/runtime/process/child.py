@@ -22,11 +22,12 @@ from typing import Any
 
 from weft import faults
 from weft.errors import PeerError, RunError, WeftError, one_line
+from weft.output import flush_within
 from weft.runtime.process import hang_dump, liveness
 from weft.runtime.process.malloc import keep_freed_memory
 
 GO, STOP = b"go", b"stop"  # messages from the parent to a rank
-FLUSH_LIMIT = 1.0  # seconds for what fn has printed, before a failure is reported
+FLUSH = 0.5  # seconds that the output of a failed rank may delay its report; see `parent.CAUSE_WAIT`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ def serve(descriptors: list[int]) -> None:
         go.wait()
         message = _run(fn, args)
     except BaseException as error:
-        _flush_output()
+        flush_within(FLUSH)  # the parent kills this process when it knows
         report("failed", _failure(rank, error))
         threading.Event().wait()  # until the parent kills it: an early exit would close connections and fail its peers
     else:
@@ -123,19 +124,6 @@ class _Reporter:
     def send(self, message: bytes) -> None:
         with self._lock:
             self._pipe.send_bytes(message)
-
-
-def _flush_output() -> None:
-    """In a thread, because an output that nobody reads blocks."""
-
-    def flush() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-
-    thread = threading.Thread(target=flush, daemon=True)
-    thread.start()
-    thread.join(FLUSH_LIMIT)
 
 
 def _listen(pipe: Connection, go: threading.Event) -> None:
