@@ -270,6 +270,9 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN", help="resume a run from its latest checkpoint")
     parser.add_argument("--checkpoint", metavar="WHICH", help="with --resume: latest, previous, best or a name")
     parser.add_argument(
+        "--allow-new-data", action="store_true", help="resume even if the data differs from the checkpoint's"
+    )
+    parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="resume the run with the job's name, or start it"
     )
 

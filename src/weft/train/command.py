@@ -44,7 +44,14 @@ def train(arguments: argparse.Namespace) -> None:
     from weft.train.supervise import run
 
     show = "aside" if arguments.json else "live"
-    summary = run(job, folder, checkpoint=checkpoint, max_restarts=arguments.max_restarts, show=show)
+    summary = run(
+        job,
+        folder,
+        checkpoint=checkpoint,
+        max_restarts=arguments.max_restarts,
+        show=show,
+        new_data=arguments.allow_new_data,
+    )
     _print_results(summary, folder, as_json=arguments.json)
 
 
@@ -58,6 +65,8 @@ def _check_train(arguments: argparse.Namespace) -> None:
         raise WeftError(
             "--resume uses the job of the run; change it with --set, and leave JOB.toml and --overwrite out"
         )
+    if arguments.allow_new_data and not (arguments.resume or arguments.go_on):
+        raise WeftError("--allow-new-data needs --resume RUN or --continue")
     if arguments.max_restarts < 0:
         raise WeftError(f"--max-restarts must be 0 or more (got {arguments.max_restarts})")
 

@@ -21,8 +21,19 @@ from weft.train.run import Folder
 from weft.train.signals import stop_within
 
 
-def run(job: Job, folder: Folder, *, checkpoint: str = "", max_restarts: int = 0, show: str = "live") -> dict[str, Any]:
-    """Train a job to its end in a folder, from a checkpoint (`latest`, …) if one is named; the summary."""
+def run(
+    job: Job,
+    folder: Folder,
+    *,
+    checkpoint: str = "",
+    max_restarts: int = 0,
+    show: str = "live",
+    new_data: bool = False,
+) -> dict[str, Any]:
+    """Train a job to its end in a folder, from a checkpoint (`latest`, …) if one is named; the summary.
+
+    `new_data`: the data may differ from the checkpoint's, also after a restart.
+    """
     start, unsupervised = None, job.schedule.virtual or is_rank()
     if unsupervised and max_restarts:
         reason = "torchrun has its own --max-restarts" if is_rank() else "virtual ranks die with this process"
@@ -35,7 +46,7 @@ def run(job: Job, folder: Folder, *, checkpoint: str = "", max_restarts: int = 0
         folder.sweep()
     train = _train_here if unsupervised else _train_supervised
     try:
-        summary = train(job, folder, start, max_restarts, show)
+        summary = train(job, folder, start, max_restarts, show, new_data)
     except WeftError:
         if is_first() and not checkpoint:
             folder.remove_unused()  # a mistake that only ranks notice must not use up the name
@@ -63,24 +74,28 @@ def _find_start(job: Job, folder: Folder, which: str) -> tuple[Job, str | None]:
     return job, str(path)
 
 
-def _train_here(job: Job, folder: Folder, start: str | None, max_restarts: int, show: str) -> dict[str, Any]:
+def _train_here(
+    job: Job, folder: Folder, start: str | None, max_restarts: int, show: str, new_data: bool
+) -> dict[str, Any]:
     """As the rank that this process is, or with all ranks as virtual ones."""
     import torch
 
     if job.schedule.virtual:
         keep_freed_memory()
         torch.set_num_threads(job.train.threads)
-        return _train_rank(job, str(folder), start, 0, show)
+        return _train_rank(job, str(folder), start, 0, show, new_data)
     ranks = ranks_of(job)
-    return launch(_train_rank, job, str(folder), start, 0, show, ranks=ranks, threads=job.train.threads)[0]
+    return launch(_train_rank, job, str(folder), start, 0, show, new_data, ranks=ranks, threads=job.train.threads)[0]
 
 
-def _train_supervised(job: Job, folder: Folder, start: str | None, max_restarts: int, show: str) -> dict[str, Any]:
+def _train_supervised(
+    job: Job, folder: Folder, start: str | None, max_restarts: int, show: str, new_data: bool
+) -> dict[str, Any]:
     restarts = 0
     with stop_within(job.checkpoint.grace) as stop:
         while True:
             try:
-                arguments = (job, str(folder), start, restarts, show)
+                arguments = (job, str(folder), start, restarts, show, new_data)
                 return launch(_train_rank, *arguments, ranks=ranks_of(job), threads=job.train.threads, stop=stop)[0]
             except RunError as problem:
                 _show_cursor()

@@ -13,7 +13,7 @@ from typing import Any
 from weft.errors import WeftError
 from weft.output import write_text
 from weft.train.config import to_toml
-from weft.train.data import Prefetch
+from weft.train.data import Prefetch, differences
 from weft.train.job import Job, resolved
 from weft.train.optimizers import rate_factor
 from weft.train.run import Display, Ended, Folder, FolderWriter, Loop, LoopOptions, Metrics
@@ -24,11 +24,13 @@ from weft.train.signals import stop_on_signals
 FIXED = ("batch", "lr", "momentum", "betas", "weight_decay")  # belong to the optimizer's state, or count samples
 
 
-def train_job(job: Job, folder: str, checkpoint: str | None, restarts: int, show: str) -> dict[str, Any]:
+def train_job(
+    job: Job, folder: str, checkpoint: str | None, restarts: int, show: str, new_data: bool = False
+) -> dict[str, Any]:
     """Train a job from the beginning or from a checkpoint; the summary, on every rank."""
     with stop_on_signals() as stop:
         run = JobRun(job, Folder(folder), resumed=checkpoint is not None, stop=stop)
-        return run.train(checkpoint, restarts=restarts, show=show)
+        return run.train(checkpoint, restarts=restarts, show=show, new_data=new_data)
 
 
 class JobRun:
@@ -49,12 +51,13 @@ class JobRun:
             checkpoint_path=self._checkpoint_path,
             collectives=self.collectives,
             stop=stop,
+            data_identity=self.data.identity_at,
         )
 
-    def train(self, checkpoint: str | None, *, restarts: int, show: str) -> dict[str, Any]:
-        """Run the loop to its end; the summary."""
+    def train(self, checkpoint: str | None, *, restarts: int, show: str, new_data: bool = False) -> dict[str, Any]:
+        """Run the loop to its end; the summary. `new_data`: the data may differ from the checkpoint's."""
         if checkpoint is not None:
-            self._resume(checkpoint)
+            self._resume(checkpoint, new_data=new_data)
         start, deadline = self.loop.state.update, self.job.schedule.deadline
         with ExitStack() as stack:
             metrics = stack.enter_context(self._begin(checkpoint)) if self.collectives.first else None
@@ -84,7 +87,7 @@ class JobRun:
             publish_deadline=long_deadline(job),
         )
 
-    def _resume(self, checkpoint: str) -> None:
+    def _resume(self, checkpoint: str, *, new_data: bool) -> None:
         saved = self.loop.resume(checkpoint)
         for name, value in self.loop.state.fixed.items():
             if saved.fixed[name] != value:
@@ -92,6 +95,15 @@ class JobRun:
                     f"train.{name} is part of the checkpoint ({checkpoint}: {saved.fixed[name]}, job: {value}) and "
                     "can't be changed by a resumed run; leave it out"
                 )
+        changes = [
+            f"{change.name} (checkpoint: {change.before}, now: {change.now})"
+            for change in differences(saved.data, self.data.identity_at(saved.update))
+        ]
+        if changes and not new_data:
+            raise WeftError(
+                f"a resumed run needs the data of its checkpoint ({checkpoint}), and this differs: "
+                f"{'; '.join(changes)}; restore it, or accept it: weft train --resume {self.folder} --allow-new-data"
+            )
 
     def _begin(self, checkpoint: str | None) -> Metrics:
         """Prepare the folder, now that the checkpoint is accepted."""

@@ -65,6 +65,7 @@ class Loop:
     learning_rate    of the update of a number
     checkpoint_path  where to save after that many updates, the same on all ranks
     stop             is set on a rank to stop all of them
+    data_identity    what a checkpoint after that many updates says about the data
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class Loop:
         checkpoint_path: Callable[[int], Path],
         collectives: Collectives,
         stop: threading.Event,
+        data_identity: Callable[[int], dict[str, Any]] | None = None,
     ) -> None:
         self.pipe, self.options = pipe, options
         self.state = RunState(layers=list(pipe.balance), fixed=dict(options.fixed))
         self.subscribers: list[Subscriber] = []
         self._evaluate, self._learning_rate, self._checkpoint_path = evaluate, learning_rate, checkpoint_path
-        self._collectives = collectives
+        self._collectives, self._data_identity = collectives, data_identity
         self._watch = Watch(pipe, collectives, stop)
         self._clock = Clock()
         self._progress = Progress(updates=options.updates)
@@ -99,7 +101,7 @@ class Loop:
         return replace(self._progress, update=state.update, samples=samples, seconds=state.seconds)
 
     def resume(self, checkpoint: str) -> RunState:
-        """Continue from a checkpoint; its state, whose `fixed` settings the caller compares."""
+        """Continue from a checkpoint; its state, whose `fixed` settings and `data` the caller compares."""
         saved = RunState.from_extra(self.pipe.load(checkpoint))
         self.state = replace(saved, layers=self.state.layers, fixed=self.state.fixed)
         self._clock.spent = saved.seconds
@@ -216,6 +218,8 @@ class Loop:
 
     def _save(self, *, best: bool) -> None:
         path = self._checkpoint_path(self.state.update)
+        if self._data_identity is not None:
+            self.state.data = self._data_identity(self.state.update)
         self.pipe.save(path, extra=self.state.as_extra())
         self._emit(Saved(path=path, best=best))
         self._collectives.barrier(purpose="publish a checkpoint", deadline=self.options.publish_deadline)
