@@ -13,16 +13,20 @@ from weft.errors import RunError, WeftError
 from weft.output import json_safe, print_table
 from weft.schedule import METHODS
 from weft.train.config import as_dict, to_toml
-from weft.train.job import Job, job_of, job_of_run, resolved
+from weft.train.job import Job, is_function, job_of, job_of_run, read_job_of_run, resolved
 from weft.train.reporting import figures, write_report
 from weft.train.run import Folder, find_run, new_folder, slug
+from weft.train.trust import check_trust
 
 
 def train(arguments: argparse.Namespace) -> None:
     """`weft train`."""
     _check_train(arguments)
     resumed = find_run(arguments.resume) if arguments.resume else None
-    job = job_of_run(resumed.path, arguments.sets) if resumed else job_of(arguments.job, arguments.sets)
+    if resumed:
+        job = job_of_run(resumed.path, arguments.sets, trust=arguments.trust)
+    else:
+        job = job_of(arguments.job, arguments.sets)
     if arguments.print_config:
         complete = resolved(job)
         print(json.dumps(as_dict(complete), indent=2) if arguments.json else to_toml(complete).rstrip())
@@ -97,7 +101,7 @@ def _finished(folder: Folder, job: Job) -> dict[str, Any] | None:
     summary = folder.summary()
     if summary is None or summary["how"] == "stopped":
         return None
-    before = job_of_run(folder.path)
+    before = read_job_of_run(folder.path)
     limits = [(run.train.updates, run.train.epochs, run.evaluate.patience) for run in (before, job)]
     return summary if limits[0] == limits[1] else None
 
@@ -137,7 +141,13 @@ def compare(arguments: argparse.Namespace) -> None:
             f"--schedules takes different names, separated by commas, such as {','.join(list(METHODS)[:2])}, and "
             f"--seeds 1 or more (got {','.join(names)!r} and {seeds})"
         )
-    job = job_of_run(resumed.path) if resumed else job_of(arguments.job, arguments.sets)
+    if resumed:
+        job = job_of_run(resumed.path, trust=arguments.trust)
+        if arguments.schedules is None and not arguments.trust:
+            code = {f"schedules[{place}]": name for place, name in enumerate(names) if is_function(name)}
+            check_trust(resumed.path, "choice.json", code=code)
+    else:
+        job = job_of(arguments.job, arguments.sets)
     folder = resumed or _new_folder(job, "compared", overwrite=arguments.overwrite)
     result = run(
         job,
@@ -174,5 +184,6 @@ def export(arguments: argparse.Namespace) -> None:
     """`weft export`."""
     from weft.train.export import export as run
 
-    written = run(find_run(arguments.run_folder), checkpoint=arguments.checkpoint, output=arguments.output)
+    folder = find_run(arguments.run_folder)
+    written = run(folder, checkpoint=arguments.checkpoint, output=arguments.output, trust=arguments.trust)
     print(json.dumps(written, indent=2) if arguments.json else "\n".join(written.values()))
