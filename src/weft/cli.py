@@ -276,11 +276,19 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust", action="store_true", help="import code that the run of another user names")
+
+
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _job_arguments(parser)
     parser.add_argument("--print-config", action="store_true", help="print the complete job as TOML and exit")
     parser.add_argument("--resume", metavar="RUN", help="resume a run from its latest checkpoint")
     parser.add_argument("--checkpoint", metavar="WHICH", help="with --resume: latest, previous, best or a name")
+    parser.add_argument(
+        "--allow-new-data", action="store_true", help="resume even if the data differs from the checkpoint's"
+    )
+    _add_trust(parser)
     parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="resume the run with the job's name, or start it"
     )
@@ -299,12 +307,14 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
         "--target", type=number, metavar="X", help="report the time to this metric (default: the best that all reach)"
     )
     parser.add_argument("--resume", metavar="FOLDER", help="resume a comparison; finished runs are kept")
+    _add_trust(parser)
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="a run's folder, or its name in runs/")
     parser.add_argument("-o", "--output", metavar="FOLDER", help="destination (default: RUN/export)")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, previous, best or a name")
+    _add_trust(parser)
     add_json(parser)
 
 

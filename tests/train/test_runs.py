@@ -225,10 +225,12 @@ def test_replicas_share_the_batch() -> None:
 
 
 def test_a_checkpoint_carries_the_state_under_these_keys() -> None:
-    """Checkpoints of earlier versions have the same keys, and are resumed."""
+    """Checkpoints of earlier versions have the same keys, except data, and are resumed."""
     train(train__updates=8)
     state = json.loads((RUN / "checkpoints/update-00000008/state.json").read_text())["extra"]
-    assert list(state) == ["update", "seconds", "judge", "layers", "fixed"]
+    assert list(state) == ["update", "seconds", "judge", "layers", "fixed", "data"]
     assert list(state["judge"]) == ["last", "best", "worse"]
     assert list(state["judge"]["best"]) == ["update", "samples", "seconds", "value"]
     assert list(state["fixed"]) == ["batch", "lr", "momentum", "betas", "weight_decay"]
+    assert list(state["data"]) == ["train", "validation", "order"]
+    assert list(state["data"]["train"]) == ["samples", "targets", "inputs"]

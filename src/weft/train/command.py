@@ -12,17 +12,21 @@ from weft.errors import RunError, WeftError
 from weft.output import json_safe, print_table
 from weft.schedule import METHODS
 from weft.train.config import as_dict, to_toml
-from weft.train.job import job_of, job_of_run, resolved
+from weft.train.job import is_function, job_of, job_of_run, resolved
 from weft.train.reporting import figures
 from weft.train.run import Folder, find_run
 from weft.train.start import Request
+from weft.train.trust import check_trust
 
 
 def train(arguments: argparse.Namespace) -> None:
     """`weft train`."""
     _check_train(arguments)
     resumed = find_run(arguments.resume) if arguments.resume else None
-    job = job_of_run(resumed.path, arguments.sets) if resumed else job_of(arguments.job, arguments.sets)
+    if resumed:
+        job = job_of_run(resumed.path, arguments.sets, trust=arguments.trust)
+    else:
+        job = job_of(arguments.job, arguments.sets)
     if arguments.print_config:
         complete = resolved(job)
         print(json.dumps(as_dict(complete), indent=2) if arguments.json else to_toml(complete).rstrip())
@@ -46,9 +50,12 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def _request(arguments: argparse.Namespace) -> Request:
+    new_data = arguments.allow_new_data
     if arguments.resume:
-        return Request(mode="resume", checkpoint=arguments.checkpoint or "")
-    return Request(mode="continue" if arguments.go_on else "overwrite" if arguments.overwrite else "new")
+        return Request(mode="resume", checkpoint=arguments.checkpoint or "", new_data=new_data)
+    return Request(
+        mode="continue" if arguments.go_on else "overwrite" if arguments.overwrite else "new", new_data=new_data
+    )
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
@@ -61,6 +68,8 @@ def _check_train(arguments: argparse.Namespace) -> None:
         raise WeftError(
             "--resume uses the job of the run; change it with --set, and leave JOB.toml and --overwrite out"
         )
+    if arguments.allow_new_data and not (arguments.resume or arguments.go_on):
+        raise WeftError("--allow-new-data needs --resume RUN or --continue")
     if arguments.max_restarts < 0:
         raise WeftError(f"--max-restarts must be 0 or more (got {arguments.max_restarts})")
 
@@ -100,7 +109,13 @@ def compare(arguments: argparse.Namespace) -> None:
             f"--schedules takes different names, separated by commas, such as {','.join(list(METHODS)[:2])}, and "
             f"--seeds 1 or more (got {','.join(names)!r} and {seeds})"
         )
-    job = job_of_run(resumed.path) if resumed else job_of(arguments.job, arguments.sets)
+    if resumed:
+        job = job_of_run(resumed.path, trust=arguments.trust)
+        if arguments.schedules is None and not arguments.trust:
+            code = {f"schedules[{place}]": name for place, name in enumerate(names) if is_function(name)}
+            check_trust(resumed.path, "choice.json", code=code)
+    else:
+        job = job_of(arguments.job, arguments.sets)
     result, folder = run(
         job,
         Request(mode="resume" if resumed else "overwrite" if arguments.overwrite else "new"),
@@ -137,5 +152,6 @@ def export(arguments: argparse.Namespace) -> None:
     """`weft export`."""
     from weft.train.export import export as run
 
-    written = run(find_run(arguments.run_folder), checkpoint=arguments.checkpoint, output=arguments.output)
+    folder = find_run(arguments.run_folder)
+    written = run(folder, checkpoint=arguments.checkpoint, output=arguments.output, trust=arguments.trust)
     print(json.dumps(written, indent=2) if arguments.json else "\n".join(written.values()))

@@ -24,7 +24,7 @@ from weft.train.config import to_toml
 from weft.train.job import Job, check
 from weft.train.reporting import bubble, reference, run_of
 from weft.train.run import Folder, read_metrics, slug
-from weft.train.start import Request, Start, decide, owned_folder
+from weft.train.start import Request, exists_already, owned_folder
 from weft.train.supervise import run
 
 Summary: TypeAlias = dict[str, Any]
@@ -49,9 +49,12 @@ def compare(
     if len(set(names.values())) < len(names):
         raise WeftError(f"schedules need names that differ as folders do (got {', '.join(schedules)}); rename one")
     with owned_folder(_member(job, "compared", job.train.seed), request, found) as folder:
-        start = decide(job, folder, request, invocation=uuid.uuid4().hex)
-        assert isinstance(start, Start)  # a comparison has no summary
-        folder.begin(to_toml(job), invocation=start.invocation, overwrite=start.overwrite)
+        if request.mode == "resume":
+            folder.write_job(to_toml(job))
+        elif request.mode == "overwrite" or folder.is_new():
+            folder.begin(to_toml(job), invocation=uuid.uuid4().hex, overwrite=True)
+        else:
+            raise exists_already(folder)
         choice = {"schedules": list(schedules), "seeds": seeds, "target": target}
         write_text(folder.path / "choice.json", json.dumps(choice) + "\n")
         folders = {name: Folder(folder.path / place) for name, place in names.items()}

@@ -16,11 +16,11 @@ from weft.train.run import Folder
 from weft.train.start import find_checkpoint
 
 
-def export(folder: Folder, *, checkpoint: str, output: str | None) -> dict[str, Any]:
+def export(folder: Folder, *, checkpoint: str, output: str | None, trust: bool = False) -> dict[str, Any]:
     """Write `model.safetensors` (plain names) and, for gpt and bert, `huggingface/`; the paths."""
     from weft.runtime.checkpoint import read_model
 
-    job, path = job_of_run(folder.path), find_checkpoint(folder, checkpoint)
+    job, path = job_of_run(folder.path, trust=trust), find_checkpoint(folder, checkpoint)
     if path is None:
         raise WeftError(f"{folder} has no checkpoint yet; train it to its end, or for checkpoint.every updates")
     home = Path(output) if output is not None else folder.path / "export"

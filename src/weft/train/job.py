@@ -20,6 +20,7 @@ from weft.text import did_you_mean
 from weft.train.config import load, option, tagged
 from weft.train.data import DATA, CustomData
 from weft.train.models import MODELS, CustomModel
+from weft.train.trust import check_trust
 
 MOST_RANKS = 4  # by default
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax")
@@ -132,12 +133,42 @@ def job_of(file: str | None, sets: Sequence[str] = ()) -> Job:
     return job
 
 
-def job_of_run(folder: Path, sets: Sequence[str] = ()) -> Job:
-    """The job of an existing run, with settings on top; torchrun decides the number of ranks."""
+def job_of_run(folder: Path, sets: Sequence[str] = (), *, trust: bool = False) -> Job:
+    """The job of an existing run, with settings on top; torchrun decides the number of ranks.
+
+    Unless `trust`, code that the folder of another user names is refused, before it is imported.
+    """
+    job = read_job_of_run(folder, [*(["schedule.ranks=0"] if is_rank() else []), *sets])
+    if not trust:
+        found = user_code_of(read_job_of_run(folder))
+        kept = {key: name for key, name in user_code_of(job).items() if found.get(key) == name}  # not set by the user
+        check_trust(folder, "job.toml", code=kept)
+    check(job)
+    return job
+
+
+def read_job_of_run(folder: Path, sets: Sequence[str] = ()) -> Job:
+    """The job of an existing run, without a check of its keys together; imports no code that it names."""
     file = folder / "job.toml"
     if not file.is_file():
         raise WeftError(f"{folder} is not a run: it has no job.toml; name a folder such as runs/gpt-wpipe")
-    return job_of(str(file), [*(["schedule.ranks=0"] if is_rank() else []), *sets])
+    return load(Job, str(file), sets)
+
+
+def user_code_of(job: Job) -> dict[str, str]:
+    """The keys that name code of a user, which runs when it is imported, and their values."""
+    names = {
+        "model.name": job.model.name if isinstance(job.model, CustomModel) else "",
+        "data.name": job.data.name if isinstance(job.data, CustomData) else "",
+        "schedule.name": job.schedule.name if is_function(job.schedule.name) else "",
+        "train.optimizer": job.train.optimizer if ":" in job.train.optimizer else "",
+    }
+    return {key: name for key, name in names.items() if name}
+
+
+def is_function(schedule: str) -> bool:
+    """Whether a schedule is a function of a user."""
+    return ":" in schedule and not schedule.endswith(".csv")
 
 
 def check(job: Job) -> None:
@@ -211,7 +242,7 @@ def schedule_of(job: Job) -> Schedule:
                 f"{choice.name} is for {schedule.stages} stages and {schedule.microbatches} micro-batches (the job has "
                 f"{stages} and {choice.microbatches}); set schedule.ranks and schedule.microbatches to those"
             )
-    elif ":" in choice.name:
+    elif is_function(choice.name):
         schedule = load_schedule_function(choice.name)(**sizes, **options)
     else:
         method = METHODS.get(choice.name)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from weft import faults
 from weft.errors import WeftError
 from weft.runtime import Pipeline, cures
 from weft.runtime.comm import Collectives
 from weft.runtime.update import Cure
 from weft.schedule import Schedule, lower
-from weft.train.data import BatchSampler, Data, Draw, entropy, index_checksum, open_data
+from weft.train.data import BatchSampler, Data, Draw, differences, entropy, identity_of, index_checksum, open_data
 from weft.train.data_spec import DataSpec
 from weft.train.job import Job, schedule_of
 from weft.train.models import Net, build_model
@@ -31,11 +32,19 @@ class RankData:
     job: Job
     spec: DataSpec
     entropy: float | None  # of single tokens, in nats
-    train: int  # samples
-    validation: int
+    identity: dict[str, dict[str, Any]]  # on which all ranks agree
     inputs: bool  # whether this rank needs them
     targets: bool
     data: Data | None
+
+    @property
+    def train(self) -> int:
+        """Samples to train on."""
+        return int(self.identity["train"]["samples"])
+
+    @property
+    def validation(self) -> int:
+        return int(self.identity["validation"]["samples"])
 
     @property
     def sampler(self) -> BatchSampler:
@@ -51,6 +60,10 @@ class RankData:
         """The mini-batch of an update, which counts from 0 over the whole run: a function of that and the seed."""
         indices = self.sampler.indices(update)
         return self._batch(indices, Draw(seed=self.job.train.seed, epoch=self.sampler.epoch(update)), held_out=False)
+
+    def identity_at(self, update: int) -> dict[str, Any]:
+        """What identifies the data, and the order in which it goes on at an update."""
+        return self.identity | {"order": index_checksum(self.sampler.indices(update))}
 
     def held_out(self) -> Iterator[tuple[Any, Any]]:
         """The data of an evaluation, batch by batch."""
@@ -85,24 +98,24 @@ def open_rank_data(job: Job, collectives: Collectives) -> RankData:
     inputs, targets = schedule.placement[0] in stages, schedule.placement[-1] in stages
     data = open_data(job.data, seed=job.train.seed, inputs=inputs, targets=targets) if inputs or targets else None
     description = None if data is None else _describe(data, targets=targets)
+    faults.hit("data")
     descriptions = collectives.all_gather(description, purpose="open the data", deadline=long_deadline(job))
     source = schedule.placement[0] if collectives.world > 1 else 0
     first = descriptions[source]
     for rank, description in enumerate(descriptions):
-        for key in ("samples", "fingerprints"):
-            if description is not None and description[key] != first[key]:
-                raise WeftError(
-                    f"all ranks must read the same data ({key} of rank {source}: {first[key]}, of rank {rank}: "
-                    f"{description[key]}); give them the same files"
-                )
+        if description is None:
+            continue
+        for difference in differences(first["identity"], description["identity"]):
+            raise WeftError(
+                f"all ranks must read the same data ({difference.name}, on rank {source}: {difference.before}, on rank "
+                f"{rank}: {difference.now}); give them the same files"
+            )
     entropies = [description["entropy"] for description in descriptions if description is not None]
-    train, validation = first["samples"]
     return RankData(
         job=job,
         spec=DataSpec(**first["spec"]),
         entropy=next((entropy for entropy in entropies if entropy is not None), None),
-        train=train,
-        validation=validation,
+        identity=first["identity"],
         inputs=inputs,
         targets=targets,
         data=data,
@@ -112,8 +125,7 @@ def open_rank_data(job: Job, collectives: Collectives) -> RankData:
 def _describe(data: Data, *, targets: bool) -> dict[str, Any]:
     return {
         "spec": asdict(data.train.spec),
-        "samples": [len(data.train), len(data.validation)],
-        "fingerprints": [data.train.fingerprint, data.validation.fingerprint],
+        "identity": identity_of(data),
         "entropy": entropy(data.train) if targets and data.train.spec.task == "language" else None,
     }
 

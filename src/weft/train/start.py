@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weft.errors import WeftError
-from weft.train.job import Job, job_of_run, schedule_of
+from weft.train.job import Job, read_job_of_run, schedule_of
 from weft.train.run import Folder, locked, new_folder, slug
 
 
@@ -33,6 +33,7 @@ class Request:
 
     mode: Literal["new", "overwrite", "continue", "resume"]
     checkpoint: str = ""  # by which a run resumes; empty: the latest, unless the run is finished
+    new_data: bool = False  # its data may differ from the checkpoint's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class Start:
     invocation: str
     checkpoint: str | None = None  # to resume from; None: from the beginning
     overwrite: bool = False  # delete the earlier run, once this one is ready to begin
+    new_data: bool = False  # the data may differ from the checkpoint's
     restarts: int = 0
 
 
@@ -75,6 +77,7 @@ def decide(job: Job, folder: Folder, request: Request, *, invocation: str, resta
     start = _decide(job, folder, request, invocation, restarts)
     if isinstance(start, Start):
         folder.forget_status()
+        start = replace(start, new_data=request.new_data)
     return start
 
 
@@ -88,10 +91,7 @@ def _decide(job: Job, folder: Folder, request: Request, invocation: str, restart
     if request.mode == "overwrite":
         return Start(job=job, invocation=invocation, overwrite=True, restarts=restarts)
     if request.mode == "new":
-        raise WeftError(
-            f"{folder} exists already; resume it (--resume {shlex.quote(str(folder))}), replace it "
-            "(--overwrite), or choose another name (--set name=...)"
-        )
+        raise exists_already(folder)
     if not request.checkpoint and (done := _finished(folder, job)) is not None:
         if request.mode == "continue":
             return done
@@ -102,12 +102,19 @@ def _decide(job: Job, folder: Folder, request: Request, invocation: str, restart
     return _resume(job, folder, request.checkpoint, invocation, restarts)
 
 
+def exists_already(folder: Folder) -> WeftError:
+    return WeftError(
+        f"{folder} exists already; resume it (--resume {shlex.quote(str(folder))}), replace it "
+        "(--overwrite), or choose another name (--set name=...)"
+    )
+
+
 def _finished(folder: Folder, job: Job) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do: resuming it would only lose its figures."""
     summary = folder.summary()
     if summary is None or summary["how"] == "stopped":
         return None
-    before = job_of_run(folder.path)
+    before = read_job_of_run(folder.path)
     limits = [(run.train.updates, run.train.epochs, run.evaluate.patience) for run in (before, job)]
     return summary if limits[0] == limits[1] else None
 

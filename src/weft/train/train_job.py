@@ -16,7 +16,7 @@ from weft.output import unblocked_output, write_text
 from weft.runtime.comm import Collectives
 from weft.runtime.process import status, status_file, this_rank
 from weft.train.config import to_toml
-from weft.train.data import Prefetch
+from weft.train.data import Prefetch, differences
 from weft.train.job import resolved
 from weft.train.optimizers import rate_factor
 from weft.train.run import Display, Ended, Folder, FolderWriter, Loop, LoopOptions, Metrics
@@ -58,6 +58,7 @@ class JobRun:
             collectives=self.collectives,
             status=status,
             stop=stop,
+            data_identity=self.data.identity_at,
         )
 
     def train(self, show: str) -> dict[str, Any]:
@@ -106,6 +107,15 @@ class JobRun:
                     f"train.{name} is part of the checkpoint ({checkpoint}: {saved.fixed[name]}, job: {value}) and "
                     "can't be changed by a resumed run; leave it out"
                 )
+        changes = [
+            f"{change.name} (checkpoint: {change.before}, now: {change.now})"
+            for change in differences(saved.data, self.data.identity_at(saved.update))
+        ]
+        if changes and not self.start.new_data:
+            raise WeftError(
+                f"a resumed run needs the data of its checkpoint ({checkpoint}), and this differs: "
+                f"{'; '.join(changes)}; restore it, or accept it: weft train --resume {self.folder} --allow-new-data"
+            )
 
     def _begin(self) -> Metrics | None:
         """Let the first rank prepare the folder, now that the job and the checkpoint are accepted; all wait for it."""

@@ -30,11 +30,25 @@ def test_a_value_that_is_not_finite_is_never_the_best() -> None:
 def test_a_state_survives_a_checkpoint() -> None:
     """As JSON, which has no NaN."""
     evaluations = Evaluations(last={"loss": math.nan}, best={"update": 8, "value": 2.0}, worse=1)
-    state = RunState(update=9, seconds=1.5, evaluations=evaluations, layers=[2, 3], fixed={"lr": 0.1, "betas": [0.9]})
+    state = RunState(
+        update=9,
+        seconds=1.5,
+        evaluations=evaluations,
+        layers=[2, 3],
+        fixed={"lr": 0.1, "betas": [0.9]},
+        data={"order": 7},
+    )
     again = RunState.from_extra(json.loads(json.dumps(state.as_extra(), allow_nan=False)))
     assert again.as_extra() == state.as_extra()
     assert (again.update, again.seconds, again.layers, again.fixed) == (9, 1.5, [2, 3], {"lr": 0.1, "betas": [0.9]})
+    assert again.data == {"order": 7}
     assert again.evaluations == Evaluations(last={"loss": None}, best=evaluations.best, worse=1)  # type: ignore[dict-item]
+
+
+def test_a_state_of_an_earlier_version_knows_nothing_of_its_data() -> None:
+    extra = RunState(update=9, data={"order": 7}).as_extra()
+    del extra["data"]
+    assert RunState.from_extra(extra).data == {}
 
 
 def test_a_clock_counts_only_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.errors import WeftError
 from weft.train.data.base import Data, Dataset, Draw, Tokenizer
+from weft.train.data.identity import differences, identity_of
 from weft.train.data.options import DATA, CustomData, TextOptions
 from weft.train.data.prefetch import Prefetch
 from weft.train.data.sampler import BatchSampler, index_checksum
@@ -25,7 +26,9 @@ __all__ = [
     "Prefetch",
     "TextOptions",
     "Tokenizer",
+    "differences",
     "entropy",
+    "identity_of",
     "index_checksum",
     "open_data",
 ]
@@ -36,8 +39,8 @@ def open_data(options: Any, *, seed: int, inputs: bool = True, targets: bool = T
 
     `inputs=False`: this rank reads no inputs, so images are not decoded and sentences not tokenized; its spec lacks
     `channels` and `size` unless the format or the options define them. `targets=False`: it reads no targets. Lengths
-    and fingerprints are complete on every rank. The seed is passed to the user's functions; the content and the split
-    of a built-in source do not depend on it.
+    and fingerprints of targets are complete on every rank. The seed is passed to the user's functions; the content and
+    the split of a built-in source do not depend on it.
     """
     options.check()
     reader = importlib.import_module(f"weft.train.data.readers.{options.reader}")

@@ -35,7 +35,11 @@ class Dataset(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A short hex hash of length and targets (for text: of all tokens); equal on ranks that read the same data."""
+        """A short hex hash of length and targets (for text: of all tokens); equal on ranks that read the same data.
+
+        A data set may also have an `input_fingerprint`, of its inputs; it is empty on ranks that read none. What lacks
+        one, or has an empty one, is not compared.
+        """
 
     def __len__(self) -> int: ...
 

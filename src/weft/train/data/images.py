@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from weft.errors import WeftError
 from weft.train.data.base import Data, Draw, generator
+from weft.train.data.fingerprints import checksum
 from weft.train.data.image_decoding import SMALL, crop_and_resize, decode, fit
 from weft.train.data.labelled import LabelledDataset, check_opened_with, count_classes, infer_task, split_holdout
 from weft.train.data.options import ImageOptions
@@ -23,6 +25,14 @@ from weft.train.data_spec import DataSpec
 CACHE_BYTES = 2**30  # decoded images are cached up to this size, and decoded again in each epoch beyond it
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of each channel
 GREY = ((0.5,), (0.25,))
+
+
+class EncodedImages(Protocol):
+    """The bytes of image files, read on demand."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    def __getitem__(self, index: int) -> bytes: ...
 
 
 class ImageDataset(LabelledDataset):
@@ -41,8 +51,9 @@ class ImageDataset(LabelledDataset):
         normalization: tuple[Sequence[float], Sequence[float]] | None = None,
         images: np.ndarray | None = None,
         targets: bool,
+        input_fingerprint: str = "",
     ) -> None:
-        super().__init__(spec, labels, targets=targets)
+        super().__init__(spec, labels, targets=targets, input_fingerprint=input_fingerprint)
         self._load = load
         self._augment = options.augment
         if load is None:
@@ -118,7 +129,7 @@ def images_from_tables(
 
 
 def images_from_files(
-    files: Sequence[Sequence[bytes] | None],
+    files: Sequence[EncodedImages | None],
     labels: Sequence[np.ndarray],
     where: Sequence[str],
     options: ImageOptions,
@@ -137,9 +148,10 @@ def images_from_files(
         channels, size = sample.shape[0], size or min(sample.shape[1:])
     spec = DataSpec(task=tasks[0][0], form="images", classes=classes, channels=channels, size=size)
 
-    def part(blobs: Sequence[bytes] | None, values: np.ndarray, place: str) -> ImageDataset:
+    def part(blobs: EncodedImages | None, values: np.ndarray, place: str) -> ImageDataset:
         load = None if blobs is None else lambda index: decode(blobs[index], channels, f"image {index} of {place}")
-        return ImageDataset(spec, load, values, options=options, targets=targets)
+        known = "" if blobs is None else blobs.fingerprint
+        return ImageDataset(spec, load, values, options=options, targets=targets, input_fingerprint=known)
 
     parts = [part(blobs, values, place) for blobs, (_, values), place in zip(files, tasks, where, strict=True)]
     if len(parts) == 1:
@@ -169,6 +181,7 @@ def images_from_arrays(
                 normalization=normalization,
                 images=array if right_size else None,
                 targets=targets,
+                input_fingerprint="" if array is None else checksum(array),
             )
         )
     return Data(train=parts[0], validation=parts[1])

@@ -1,8 +1,7 @@
-"""Data sets with one label per sample: targets, fingerprints, subsets and the validation split."""
+"""Data sets with one label per sample: targets, subsets and the validation split."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +10,19 @@ import torch
 
 from weft.errors import WeftError
 from weft.train.data.base import Data, Dataset, Draw, Tokenizer, generator
+from weft.train.data.fingerprints import fingerprint
 from weft.train.data_spec import DataSpec
 
 
 class LabelledDataset:
     """Targets from an array of labels: class numbers, or the values of a regression [samples, classes]."""
 
-    def __init__(self, spec: DataSpec, labels: np.ndarray, *, targets: bool) -> None:
+    def __init__(self, spec: DataSpec, labels: np.ndarray, *, targets: bool, input_fingerprint: str = "") -> None:
         self.spec = spec
         self._labels = labels
         self._has_targets = targets
         self.fingerprint = fingerprint(labels)
+        self.input_fingerprint = input_fingerprint
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -45,6 +46,11 @@ class Subset:
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.rows, self.whole.fingerprint)
+
+    @property
+    def input_fingerprint(self) -> str:
+        whole = getattr(self.whole, "input_fingerprint", "")
+        return whole and fingerprint(self.rows, whole)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,12 +102,6 @@ def count_classes(train: np.ndarray, others: np.ndarray, task: str, where: str) 
             f"labels of {where} must be classes of the training data, which has {classes} (got {others.max()})"
         )
     return classes
-
-
-def fingerprint(array: np.ndarray, *more: str) -> str:
-    digest = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8)
-    digest.update("|".join((str(array.shape), array.dtype.str, *more)).encode())
-    return digest.hexdigest()
 
 
 def check_opened_with(opened: bool, what: str) -> None:

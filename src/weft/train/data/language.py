@@ -7,7 +7,8 @@ import torch
 
 from weft.errors import WeftError
 from weft.train.data.base import Data, Draw, generator
-from weft.train.data.labelled import check_opened_with, fingerprint
+from weft.train.data.fingerprints import fingerprint
+from weft.train.data.labelled import check_opened_with
 from weft.train.data.options import TextOptions
 from weft.train.data.tokenizer import (
     ByteTokenizer,
@@ -30,7 +31,7 @@ class TextBlocks:
         self, tokens: np.ndarray, *, context: int, vocabulary: int, moves: bool, inputs: bool, targets: bool
     ) -> None:
         self.spec = DataSpec(task="language", form="tokens", vocabulary=vocabulary, context=context)
-        self.fingerprint = fingerprint(tokens)
+        self.fingerprint = fingerprint(tokens)  # covers the inputs too
         self._tokens = tokens
         self._moves = moves
         # room for the last target, and for the largest offset

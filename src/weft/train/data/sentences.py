@@ -9,6 +9,7 @@ import torch
 
 from weft.errors import WeftError
 from weft.train.data.base import Data, Draw
+from weft.train.data.fingerprints import checksum
 from weft.train.data.labelled import LabelledDataset, check_opened_with, count_classes, infer_task, split_holdout
 from weft.train.data.options import TextOptions
 from weft.train.data.tables import Layout, TableSource
@@ -39,6 +40,11 @@ class FramedSentences:
             self.ids[row, : len(line)] = line
             self.length[row] = len(line)
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokens, so that another vocabulary counts as well."""
+        return checksum(self.ids, self.second, self.length)
+
     def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
         place = np.arange(self.ids.shape[1])
         length = self.length[indices, None]
@@ -51,7 +57,7 @@ class SentenceDataset(LabelledDataset):
     """A data set of framed sentences, which are None on ranks that read no inputs."""
 
     def __init__(self, spec: DataSpec, framed: FramedSentences | None, labels: np.ndarray, *, targets: bool) -> None:
-        super().__init__(spec, labels, targets=targets)
+        super().__init__(spec, labels, targets=targets, input_fingerprint="" if framed is None else framed.fingerprint)
         self._framed = framed
 
     def inputs(self, indices: np.ndarray, draw: Draw | None) -> dict[str, torch.Tensor]:

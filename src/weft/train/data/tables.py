@@ -10,6 +10,8 @@ import numpy as np
 
 from weft.errors import WeftError
 from weft.text import did_you_mean
+from weft.train.data.fingerprints import sampled
+from weft.train.extras import need
 
 IMAGES = ("img", "image")
 SENTENCES = (
@@ -33,7 +35,7 @@ class TableSource(Protocol):
     def names(self) -> Sequence[str]: ...
     def strings(self, column: str) -> Sequence[str]: ...
     def labels(self, column: str) -> np.ndarray: ...
-    def blobs(self, column: str) -> Sequence[bytes]: ...
+    def blobs(self, column: str) -> BytesColumn: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ class ArrowSource:
             )
         return array.astype(np.int64) if array.dtype.kind == "b" else array
 
-    def blobs(self, column: str) -> Sequence[bytes]:
+    def blobs(self, column: str) -> BytesColumn:
         return BytesColumn(self._read(column), self.where)
 
     def _read(self, column: str) -> Any:
@@ -112,7 +114,7 @@ class ArrowSource:
             raise WeftError(f"column {column!r} of {self.where} can't be read ({problem})") from problem
 
 
-class BytesColumn(Sequence[bytes]):
+class BytesColumn:
     """The bytes of each row of an Arrow column, read on demand; in a struct, they are in its field `bytes`."""
 
     def __init__(self, column: Any, where: str) -> None:
@@ -121,14 +123,22 @@ class BytesColumn(Sequence[bytes]):
         self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
         self._where = where
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getitem__(self, index: Any) -> Any:
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        data = self._arrays[number][int(index - self._starts[number])].as_py()
+    def __getitem__(self, index: int) -> bytes:
+        data = self._find(index)
         if data is None:
             raise WeftError(f"image {index} of {self._where} has no bytes (it may name a file); embed the images")
+        return data
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all lengths, and of the content of some rows; how the column is divided does not matter."""
+        compute = need("pyarrow.compute", "data", purpose="images in tables")
+        lengths = [compute.fill_null(compute.binary_length(array), -1).to_numpy() for array in self._arrays]
+        return sampled(np.concatenate(lengths), lambda index: self._find(index) or b"")
+
+    def _find(self, index: int) -> bytes | None:
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        data: bytes | None = self._arrays[number][int(index - self._starts[number])].as_py()
         return data
 
 

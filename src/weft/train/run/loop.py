@@ -68,6 +68,7 @@ class Loop:
     learning_rate    of the update of a number
     checkpoint_path  where to save after that many updates, the same on all ranks
     stop             is set on a rank to stop all of them
+    data_identity    what a checkpoint after that many updates says about the data
     """
 
     def __init__(
@@ -81,12 +82,13 @@ class Loop:
         collectives: Collectives,
         status: Status,
         stop: threading.Event,
+        data_identity: Callable[[int], dict[str, Any]] | None = None,
     ) -> None:
         self.pipe, self.options = pipe, options
         self.state = RunState(layers=list(pipe.balance), fixed=dict(options.fixed))
         self.subscribers: list[Subscriber] = []
         self._evaluate, self._learning_rate, self._checkpoint_path = evaluate, learning_rate, checkpoint_path
-        self._collectives, self._status = collectives, status
+        self._collectives, self._status, self._data_identity = collectives, status, data_identity
         self._watch = Watch(pipe, collectives, stop)
         self._clock = Clock()
         self._progress = Progress(updates=options.updates)
@@ -104,7 +106,7 @@ class Loop:
         return replace(self._progress, update=state.update, samples=samples, seconds=state.seconds)
 
     def resume(self, checkpoint: str) -> RunState:
-        """Continue from a checkpoint; its state, whose `fixed` settings the caller compares."""
+        """Continue from a checkpoint; its state, whose `fixed` settings and `data` the caller compares."""
         with self._status.during("load", limit=self.options.file_deadline):
             saved = RunState.from_extra(self.pipe.load(checkpoint, deadline=self.options.file_deadline))
         self.state = replace(saved, layers=self.state.layers, fixed=self.state.fixed)
@@ -228,6 +230,8 @@ class Loop:
         """Save on all ranks or on none. Without room for a checkpoint a run goes on, and saves at the next chance."""
         with self._status.during("save", limit=self.options.file_deadline):
             path = self._checkpoint_path(self.state.update)
+            if self._data_identity is not None:
+                self.state.data = self._data_identity(self.state.update)
             deadline, self._save_problem = self.options.file_deadline, None
             try:
                 self.pipe.save(path, extra=self.state.as_extra(), deadline=deadline, only_finite=True)

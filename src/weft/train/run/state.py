@@ -39,6 +39,7 @@ class RunState:
     evaluations: Evaluations = field(default_factory=Evaluations)
     layers: list[int] = field(default_factory=list)  # of each chunk
     fixed: dict[str, Any] = field(default_factory=dict)  # settings that a resumed run must keep
+    data: dict[str, Any] = field(default_factory=dict)  # what identifies the data; earlier versions saved nothing
 
     def as_extra(self) -> dict[str, Any]:
         """The plain data of a checkpoint."""
@@ -48,6 +49,7 @@ class RunState:
             "judge": json_safe(asdict(self.evaluations)),
             "layers": list(self.layers),
             "fixed": dict(self.fixed),
+            "data": dict(self.data),
         }
 
     @classmethod
@@ -58,4 +60,5 @@ class RunState:
             evaluations=Evaluations(**extra["judge"]),
             layers=extra["layers"],
             fixed=extra["fixed"],
+            data=extra.get("data", {}),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from weft.train.data import files
 from weft.train.data.base import Data
 from weft.train.data.options import Glue
 from weft.train.data.sentences import sentences_from_tables
-from weft.train.data.tables import check_column, find_layout
+from weft.train.data.tables import BytesColumn, check_column, find_layout
 
 
 class TsvSource:
@@ -55,7 +54,7 @@ class TsvSource:
             raise WeftError(f"{self.where} has labels that the training data lacks: {', '.join(sorted(unknown))}")
         return np.array([numbers[cell] for cell in cells])
 
-    def blobs(self, column: str) -> Sequence[bytes]:
+    def blobs(self, column: str) -> BytesColumn:
         raise WeftError(f"{self.where} contains text, not images")
 
 

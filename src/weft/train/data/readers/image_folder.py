@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from weft.errors import WeftError
 from weft.train.data import files
 from weft.train.data.base import Data, generator
+from weft.train.data.fingerprints import START, sampled
 from weft.train.data.images import images_from_files
 from weft.train.data.options import ImageFolder
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
-class FileContents(Sequence[bytes]):
-    """The bytes of files, read on demand."""
+class FileContents:
+    """The bytes of files below `home`, read on demand."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
+    def __init__(self, paths: Sequence[Path], home: Path) -> None:
+        self._paths, self._home = paths, home
 
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int) -> bytes:
         return self._paths[index].read_bytes()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the names and sizes of all files, and of the content of some."""
+        try:
+            sizes = np.array([os.stat(path).st_size for path in self._paths])
+            return sampled(sizes, self._start, *(str(path)[len(str(self._home)) :] for path in self._paths))
+        except OSError as problem:
+            raise WeftError(f"{problem.filename} can't be read: {problem.strerror}; remove or replace it") from problem
+
+    def _start(self, index: int) -> bytes:
+        with self._paths[index].open("rb") as file:
+            return file.read(START)
 
 
 def read(options: ImageFolder, *, seed: int, inputs: bool, targets: bool) -> Data:
@@ -37,7 +48,7 @@ def read(options: ImageFolder, *, seed: int, inputs: bool, targets: bool) -> Dat
     homes = [root / "train" if divided else root, *([validation] if divided and validation else [])]
     classes = [folder.name for folder in _folders(homes[0])]
     paths, labels = zip(*(_listing(home, classes) for home in homes), strict=True)
-    blobs = [FileContents(part) if inputs else None for part in paths]
+    blobs = [FileContents(part, home) if inputs else None for part, home in zip(paths, homes, strict=True)]
     where = [str(home) for home in homes]
     return images_from_files(
         blobs, labels, where, options, holdout=options.holdout, inputs=inputs, targets=targets, channels=3

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from weft.train.data.base import Data, Dataset, Draw, generator
-from weft.train.data.labelled import LabelledDataset, check_opened_with, fingerprint
+from weft.train.data.fingerprints import checksum, fingerprint
+from weft.train.data.labelled import LabelledDataset, check_opened_with
 from weft.train.data.options import Synthetic
 from weft.train.data.sentences import FramedSentences, SentenceDataset
 from weft.train.data.tokenizer import ByteTokenizer
@@ -26,7 +27,7 @@ class Successors:
 
     def __init__(self, spec: DataSpec, lines: np.ndarray, *, inputs: bool, targets: bool) -> None:
         self.spec = spec
-        self.fingerprint = fingerprint(lines)
+        self.fingerprint = fingerprint(lines)  # covers the inputs too
         self._lines = lines
         self._has = {"inputs": inputs, "targets": targets}
 
@@ -46,7 +47,7 @@ class Values(LabelledDataset):
     """Features from an array."""
 
     def __init__(self, spec: DataSpec, values: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
-        super().__init__(spec, labels, targets=targets)
+        super().__init__(spec, labels, targets=targets, input_fingerprint=checksum(values) if inputs else "")
         self._values = values
         self._has_inputs = inputs
 
@@ -59,7 +60,7 @@ class Patches(LabelledDataset):
     """Noise with one bright patch in a grid of patches, whose position is the class; made on demand."""
 
     def __init__(self, spec: DataSpec, pool: np.ndarray, labels: np.ndarray, *, inputs: bool, targets: bool) -> None:
-        super().__init__(spec, labels, targets=targets)
+        super().__init__(spec, labels, targets=targets, input_fingerprint=checksum(pool) if inputs else "")
         self._pool = pool
         self._has_inputs = inputs
         self._grid = int(np.ceil(np.sqrt(spec.classes)))
