@@ -288,5 +288,5 @@ def test_ranks_end_when_torchrun_is_killed(tmp_path: Path, commands: Commands) -
         parent = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[1])
         os.kill(parent, signal.SIGKILL)
     eventually(lambda: not any(Path(f"/proc/{process.pid}").exists() for process in processes))
-    assert "is gone; rank 0 ends" in processes[0].err
+    assert any("is gone; rank" in process.err for process in processes)  # the other may lose its peer first
     assert commands.alive() == []

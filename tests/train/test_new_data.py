@@ -51,12 +51,18 @@ def train_mnist(*arguments: str) -> int:
     return main(["train", *(word for setting in settings for word in ("--set", setting)), *arguments])
 
 
+def files() -> dict[Path, bytes]:
+    """The files of the run, without those that say who works on it."""
+    own = (RUN / "lock", RUN / "status/rank-0.json")
+    return {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file() and path not in own}
+
+
 def test_replaced_images_with_the_same_labels_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
     """The error names what differs and leaves the run as it was; with consent, the new data is that of the run."""
     write_mnist(0)
     assert train_mnist() == 0
     write_mnist(1)
-    before = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
+    before = files()
     assert main(["train", "--resume", "tiny", *MORE]) == 2
     err = capsys.readouterr().err
     identity = saved(8)["train"]["inputs"]
@@ -64,7 +70,7 @@ def test_replaced_images_with_the_same_labels_are_noticed(capsys: pytest.Capture
     assert "inputs of the held-out data (checkpoint: " in err
     assert "weft train --resume runs/tiny --allow-new-data" in err
     assert not any(word in err for word in ("targets", "samples", "order"))
-    assert {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()} == before
+    assert files() == before
     assert main(["train", "--resume", "tiny", *MORE, "--allow-new-data"]) == 0
     assert saved(16)["train"]["inputs"] != identity
     assert saved(16)["train"]["targets"] == saved(8)["train"]["targets"]

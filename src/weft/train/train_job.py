@@ -47,7 +47,7 @@ class JobRun:
         with status.during("build the model", limit=long_deadline(job)):
             self.net = net_of(job, self.data.spec, resumed=start.checkpoint is not None)
             self.pipe = pipeline_of(job, self.net, self.data.spec, updates=self.data.updates)
-        status.counter = lambda: self.pipe.actions
+        status.minibatch, status.counter = None, lambda: self.pipe.actions
         self.title = title_of(job, self.pipe.schedule)
         self.loop = Loop(
             self.pipe,
