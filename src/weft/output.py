@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 from weft.errors import WeftError, remedy_for
 
 ROWS = 16  # lines of a table that a terminal shows; --json prints all
+BLOCK = 4096  # bytes of a bounded write: what a pipe takes as a whole
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -62,3 +64,29 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_bounded(descriptor: int, data: bytes, seconds: float) -> bool:
+    """Write to a descriptor that may be blocked (a pipe that nobody reads, a terminal after Ctrl-S), or give up.
+
+    Returns whether all was written in time. A thread writes: poll can't tell how much a terminal takes, nor what other
+    processes write to the same pipe in between. After False it may stay blocked, so don't write there again.
+    """
+    given_up = threading.Event()
+    rest = memoryview(data)
+
+    def write() -> None:
+        nonlocal rest
+        with contextlib.suppress(OSError):
+            while rest and not given_up.is_set():
+                try:
+                    rest = rest[os.write(descriptor, rest[:BLOCK]) :]
+                except BlockingIOError:  # another process has made it non-blocking
+                    given_up.wait(0.01)
+
+    writer = threading.Thread(target=write, daemon=True, name="weft output")
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        writer.start()
+        writer.join(seconds)
+    given_up.set()
+    return not rest

@@ -413,7 +413,8 @@ def test_only_one_rank_dumps_stacks_at_a_time(
 
     monkeypatch.setattr(hang_dump, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     asker = threading.Thread(target=hang_dump.dump, args=({},), kwargs={"rank": 3, "reason": "waited"}, daemon=True)
-    with hang_dump._lock(os.getpid()) as is_first:
+    hang_dump.enable()
+    with hang_dump._lock([os.getpid()]) as is_first:
         assert is_first
         asker.start()
         assert waits.wait(DEADLINE)
