@@ -430,7 +430,8 @@ def forged_pieces(end: End) -> list[str]:
         file.write(bytes(2 * ALIGNMENT))
         for options in FORGED_PIECES.values():
             if end.outgoing is not None:
-                end.outgoing._isend(forge(**{"text": TEN, "piece": file.fileno()} | options), TAG).wait(LONG)
+                piece: dict[str, Any] = {"text": TEN, "piece": file.fileno(), **options}
+                end.outgoing._isend(forge(**piece), TAG).wait(LONG)
             else:
                 said.append(_refusal(end))
         end.meet()

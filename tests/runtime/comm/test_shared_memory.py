@@ -168,7 +168,7 @@ def trained() -> list[tuple[bool, list[list[float]]]]:
     create = os.memfd_create
     for switch, is_refused in (("1", False), ("0", False), ("1", dist.get_rank() == 0)):
         os.environ[shared_memory.SHARED_MEMORY_SWITCH] = switch
-        os.memfd_create = refuse if is_refused else create
+        os.memfd_create = refuse if is_refused else create  # type: ignore[assignment]
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
         schedule = weft.schedule("wpipe", stages=2, microbatches=4)

@@ -83,8 +83,8 @@ def request_stacks(rank: int, pid: int) -> None:
             return
         stopped = ", which was stopped and now continues" if state[:1] == "T" else ""
         _write(f"stacks of rank {rank} (pid {pid}{stopped}):")
-        with _printed(pid):
-            answered = _ask(pid, has_proc=bool(status))
+        with _printed(pid) as file:
+            answered = _ask(pid, file, has_proc=bool(status))
         if not answered:
             _write(f"rank {rank} (pid {pid}) has not answered within {ANSWER_TIMEOUT:g} s (state: {state})")
     except ProcessLookupError:
@@ -93,8 +93,8 @@ def request_stacks(rank: int, pid: int) -> None:
         _write(f"the stacks of rank {rank} (pid {pid}) can't be requested: {problem}")
 
 
-def _ask(pid: int, *, has_proc: bool) -> bool:
-    """Let a process write its stacks; whether it has done so in time."""
+def _ask(pid: int, file: int | None, *, has_proc: bool) -> bool:
+    """Let a process write its stacks, to this file if it has one; whether it has done so in time."""
     blocking_before = _blocking_threads(pid) if has_proc else set()
     _send_signal(pid)
     os.kill(pid, signal.SIGCONT)  # afterwards, so that a stopped process handles our signal first
@@ -107,6 +107,7 @@ def _ask(pid: int, *, has_proc: bool) -> bool:
             return False
         time.sleep(0.01)
         pending = any(_has_signal(_status(pid), field) for field in ("SigPnd", "ShdPnd"))
+        pending |= file is not None and not os.fstat(file).st_size
         done_checks = 0 if pending or _blocking_threads(pid) - blocking_before else done_checks + 1
     return True
 
@@ -125,15 +126,15 @@ def _send_signal(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def _printed(pid: int) -> Iterator[None]:
+def _printed(pid: int) -> Iterator[int | None]:
     """Print what a process writes to its file inside the block; before that, empty it, so that it never grows."""
     file = _open_file(pid)
     if file is None:  # it writes to stderr
-        yield
+        yield None
         return
     try:
         os.ftruncate(file, 0)
-        yield
+        yield file
         _print(os.pread(file, os.fstat(file).st_size, 0))
     finally:
         os.close(file)
