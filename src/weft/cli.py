@@ -17,9 +17,10 @@ from weft import draw as pictures
 from weft import simulate as run_simulation
 from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, number, schedule_of, whole_number
 from weft.errors import RunError, WeftError
-from weft.output import ROWS, print_table, unblocked_output, write_text
+from weft.output import ROWS, print_table, write_text
 from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
 from weft.simulate import CATEGORIES, Cost, timeline
+from weft.streams import unblocked_output
 from weft.text import format_count
 
 FAILED = 1  # exit code of a failed run

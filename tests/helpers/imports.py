@@ -27,6 +27,7 @@ LAYERS = (
     "environment",
     "user_code",
     "output",
+    "streams",
     "text",
     "faults",
     "metrics",

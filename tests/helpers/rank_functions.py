@@ -206,3 +206,28 @@ def standing() -> None:
     Path(f"stands.{rank}").touch()
     (asking, spinning, sleeping, stopping, receiving)[rank](peers)
     raise LookupError("enough")
+
+
+def block_stderr() -> int:
+    """Make stderr a pipe that is full and that nobody reads; returns its reading end."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        while True:
+            os.write(writing, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+    os.dup2(writing, 2)
+    return reading
+
+
+def asking_blocked() -> None:
+    import torch.distributed as dist
+
+    peers: list[Any] = [None] * 2
+    rank = arrive()
+    dist.all_gather_object(peers, (socket.gethostname(), os.getpid()))
+    if rank == 0:
+        hang_dump.dump(dict(enumerate(peers)), rank=0, reason="waited 3 s for F3")
+        raise LookupError("enough")
+    time.sleep(1000)

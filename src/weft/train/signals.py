@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft.errors import RunError
-from weft.output import unblocked_output
 from weft.runtime.process import this_rank
+from weft.streams import unblocked_output
 
 
 @contextlib.contextmanager

@@ -12,9 +12,10 @@ from typing import Any
 
 from weft import faults
 from weft.errors import WeftError
-from weft.output import unblocked_output, write_text
+from weft.output import write_text
 from weft.runtime.comm import Collectives
 from weft.runtime.process import status, status_file, this_rank
+from weft.streams import unblocked_output
 from weft.train.config import to_toml
 from weft.train.data import Prefetch, differences
 from weft.train.job import resolved

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.helpers.faults import Trial
 from torch import Tensor
 
-from weft.errors import PeerError
+from weft import faults
+from weft.errors import PeerError, RunError
 from weft.runtime.comm.buffers import ALIGNMENT, Pool, aligned
-from weft.runtime.comm.links import FIRST_CAPACITY, MAX_DESCRIPTIONS, LinkError, ReceiveLink, SendLink
+from weft.runtime.comm.links import (
+    FIRST_CAPACITY,
+    HEADER,
+    LARGE,
+    MAX_DESCRIPTIONS,
+    NO_PIECE,
+    TAG,
+    LinkError,
+    ReceiveLink,
+    SendLink,
+)
 from weft.runtime.comm.messages import Message
 from weft.runtime.comm.shared_memory import SharedReceiver, SharedSender
 from weft.runtime.tree import flatten, unflatten
@@ -337,7 +351,103 @@ def nobody_reads(end: End) -> list[Any]:
     return said
 
 
-SHARING = [trees, sizes, many_descriptions, bounded, held]  # over shared memory too, with three slots
+def no_room(end: End) -> int:
+    """Shared memory that can't grow: such messages go over gloo, and the piece still serves smaller ones."""
+    allocate = os.posix_fallocate
+    count = 0
+    for index, size in enumerate([5_000, 50_000, 50_000, 5_000, 50_000]):
+        os.posix_fallocate = refuse if index in (1, 2) else allocate
+        count += end.check(iter([of(index, filled(index, size))]))
+        if end.incoming is not None:
+            end.incoming._shared_receiver.release()  # type: ignore[union-attr]
+        end.meet()
+    return count
+
+
+def refuse(*_: int) -> None:
+    raise OSError("No space left on device")
+
+
+TEN = b'["*", ["float32", [10], false]]'  # the description of a tensor
+FORGED: dict[str, dict[str, Any]] = {  # what no rank sends, by what the receiver says of it
+    "rank 0's message has -1 bytes (it may have 64 to MEMORY, the memory of this machine)": {"op": LARGE, "size": -1},
+    "rank 0's message has 3 bytes (it may have 64 to MEMORY": {"op": LARGE, "size": 3},
+    f"rank 0's message has {2**62} bytes (it may have 64 to MEMORY": {"op": LARGE, "size": 2**62},
+    "rank 0's message has 640 bytes in a buffer of 4096, with a description of -1": {"text_size": -1},
+    "rank 0's message has 640 bytes in a buffer of 4096, with a description of 577": {"text_size": 577},
+    "rank 0's message has -64 bytes in a buffer of 4096": {"size": -64, "text_size": -128},
+    "rank 0's message has 4097 bytes in a buffer of 4096": {"size": 4097},
+    "rank 0's message has description 77, which was never sent": {"number": 77},
+    "rank 0's message has a description that can't be read (JSONDecodeError": {"text": b"no JSON"},
+    "rank 0's message has a description that can't be read (ValueError: no tensor has dtype load and shape (2,))": {
+        "text": b'["*", ["load", [2], false]]'
+    },
+    "rank 0's message has a description that can't be read (ValueError: no tensor has dtype int8 and shape (-2, -3))": {
+        "text": b'["*", ["int8", [-2, -3], false]]'
+    },
+    f"rank 0's message has {9 * 2**62} bytes (it may have 0 to MEMORY": {
+        "text": b'["*", ["int8", [4611686018427387904, 9], false]]'
+    },
+    "rank 0's message has tensors of 640 bytes in 512": {"text": b'["*", ["int8", [640], false]]'},
+    "rank 0's message has tensors in shared memory, and these ranks share none": {"text": TEN, "piece": 5},
+}
+FORGED_PIECES: dict[str, dict[str, Any]] = {
+    "rank 0's piece of shared memory has -1 bytes (it may have 0 to MEMORY": {"piece_size": -1},
+    f"rank 0's piece of shared memory has {2**62} bytes (it may have 0 to MEMORY": {"piece_size": 2**62},
+    "rank 0's message has tensors in 1000 bytes of shared memory (mmap length is greater than": {"piece_size": 1000},
+    "rank 0's message has tensors of 64 bytes in 32": {"piece_size": 32},
+    "[Errno 2] No such file or directory": {"piece_size": 64, "piece": 2**30},
+}
+
+
+def forge(
+    *, op: int = 0, number: int = 0, text: bytes = b"", text_size: int | None = None, size: int = 640, **piece: int
+) -> Tensor:
+    flat = torch.zeros(FIRST_CAPACITY, dtype=torch.uint8)
+    text_size = len(text) if text_size is None else text_size
+    place = piece.get("piece", NO_PIECE), piece.get("piece_size", 0)
+    HEADER.pack_into(flat.numpy().data, 0, op, 0, 0, 0.0, number, text_size, size, *place)
+    flat.numpy()[64 : 64 + len(text)] = np.frombuffer(text, np.uint8)
+    return flat
+
+
+def forged(end: End) -> list[str]:
+    """What the receiver says of each message; a message that is not forged arrives between them."""
+    said = []
+    for options in FORGED.values():
+        if end.outgoing is not None:
+            end.outgoing._isend(forge(**options), TAG).wait(LONG)
+        else:
+            said.append(_refusal(end))
+    end.check(iter([of(0, filled(0, 10))]))
+    return said
+
+
+def forged_pieces(end: End) -> list[str]:
+    """Each names a file of 128 bytes as its piece, or none."""
+    said = []
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(bytes(2 * ALIGNMENT))
+        for options in FORGED_PIECES.values():
+            if end.outgoing is not None:
+                piece: dict[str, Any] = {"text": TEN, "piece": file.fileno(), **options}
+                end.outgoing._isend(forge(**piece), TAG).wait(LONG)
+            else:
+                said.append(_refusal(end))
+        end.meet()
+    return said
+
+
+def _refusal(end: End) -> str:
+    assert end.incoming is not None
+    try:
+        end.incoming.receive(LONG)
+    except (RunError, LinkError) as problem:
+        return str(problem)
+    raise AssertionError("a message arrived")
+
+
+SHARING = [trees, sizes, many_descriptions, bounded, held, no_room]  # over shared memory too, with three slots
 CASES: dict[str, tuple[Callable[[End], Any], int, bool]] = {
     f"{case.__name__} {slots}": (case, slots, False)
     for case, several in (
@@ -355,10 +465,12 @@ CASES: dict[str, tuple[Callable[[End], Any], int, bool]] = {
         (aborted_unheard, (1,)),
         (nothing_comes, (3,)),
         (nobody_reads, (1, 3)),
+        (forged, (len(FORGED) + 1,)),
     )
     for slots in several
 }
 CASES |= {f"{case.__name__} shared": (case, 3, True) for case in SHARING}
+CASES |= {"forged_pieces shared": (forged_pieces, len(FORGED_PIECES), True)}
 
 
 def run_case(name: str) -> Any:
@@ -411,6 +523,7 @@ def results(launch: Callable[..., list[Any]]) -> Results:
         ("trees shared", 22),
         ("sizes shared", 165),
         ("many_descriptions shared", 883),
+        ("no_room shared", 5),
     ],
 )
 def test_messages_arrive_in_order(results: Results, name: str, count: int) -> None:
@@ -479,6 +592,63 @@ def test_a_full_link_blocks_its_sender(results: Results, slots: int) -> None:
     (sent, text), _ = results(f"nobody_reads {slots}")
     assert sent == 2 * slots + 1
     assert "timed out" in text.lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [(f"forged {len(FORGED) + 1}", FORGED), ("forged_pieces shared", FORGED_PIECES)]
+)
+def test_sizes_that_can_not_be_are_refused(results: Results, name: str, expected: dict[str, Any]) -> None:
+    """Before memory is allocated for them; the error names the rank, the size and the limit."""
+    memory = str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    said = results(name)[1]
+    assert len(said) == len(expected)
+    for text, beginning in zip(said, expected, strict=True):
+        assert text.startswith(beginning.replace("MEMORY", memory))
+
+
+# Faults
+
+
+def interrupted(environment: dict[str, str]) -> list[str]:
+    """Send a small and a large message with faults armed; what each end has seen."""
+    os.environ.update(environment)
+    faults.arm()
+    group = dist.new_group(backend="gloo", timeout=LONG)
+    sends = dist.get_rank() == 0
+    outgoing = SendLink(group, 1, slots=2, timeout=LONG) if sends else None
+    incoming = None if sends else ReceiveLink(group, 0, slots=2, device=torch.device("cpu"))
+    for name in environment:
+        del os.environ[name]
+    faults.arm()
+    seen = []
+    try:
+        for index, size in enumerate((10, 10_000)):
+            if outgoing is not None:
+                outgoing.send(of(index, filled(index, size)))
+            elif incoming is not None:
+                same(incoming.receive(LONG if index == 0 else SHORT), of(index, filled(index, size)))
+            seen.append("a message")
+    except RuntimeError as problem:
+        seen.append(str(problem))
+    dist.barrier()
+    return seen
+
+
+def test_a_fault_in_a_send_leaves_half_a_message(launch: Callable[..., list[Any]], tmp_path: Path) -> None:
+    trial = Trial(tmp_path, "send:2:0:raise")
+    sent, (first, second) = launch(interrupted, trial.environment, ranks=2)
+    trial.check()
+    assert sent == ["a message", "a fault was requested"]
+    assert first == "a message"
+    assert "timed out" in second.lower()
+
+
+def test_a_fault_in_a_receive_comes_before_the_tensors(launch: Callable[..., list[Any]], tmp_path: Path) -> None:
+    trial = Trial(tmp_path, "receive:2:1:raise")
+    sent, received = launch(interrupted, trial.environment, ranks=2)
+    trial.check()
+    assert sent == ["a message", "a message"]
+    assert received == ["a message", "a fault was requested"]
 
 
 # Buffers alone

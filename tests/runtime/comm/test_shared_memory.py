@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import weft
 from weft.runtime.comm import shared_memory
-from weft.runtime.comm.buffers import ALIGNMENT
+from weft.runtime.comm.buffers import ALIGNMENT, aligned
 from weft.runtime.comm.shared_memory import FREE, HELD, SENT, MemoryProbe, SharedReceiver, SharedSender
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux")
@@ -90,6 +91,29 @@ def test_without_memory_there_is_no_piece(monkeypatch: pytest.MonkeyPatch) -> No
     assert SharedSender().acquire(1000) is None
 
 
+@pytest.mark.parametrize("step", ["os.posix_fallocate", "mmap.mmap"])
+def test_a_piece_that_can_not_grow_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """It would claim room that it does not have, and the second large message would crash."""
+    sender, receiver = SharedSender(), SharedReceiver(os.getpid())
+    piece = sender.acquire(1000)
+    assert piece is not None
+    piece.state = FREE
+    with monkeypatch.context() as patch:
+        patch.setattr(step, refuse)
+        assert [sender.acquire(100_000) for _ in range(2)] == [None, None]
+    assert piece.size == piece.flat.nbytes == aligned(1000)
+    assert sender.acquire(1000) is piece
+    piece.flat[:1000] = torch.arange(1000) % 251
+    assert torch.equal(receiver.read(piece.number, piece.size)[:1000], piece.flat[:1000])
+    receiver.release()
+    assert sender.acquire(100_000) is piece  # there is memory again
+    assert piece.size == piece.flat.nbytes == aligned(100_000)
+
+
+def refuse(*_: Any) -> Any:
+    raise PermissionError("Operation not permitted")
+
+
 def test_descriptors_close_with_their_sender() -> None:
     sender = SharedSender()
     piece = sender.acquire(1000)
@@ -123,14 +147,28 @@ def test_an_environment_variable_forbids_sharing(monkeypatch: pytest.MonkeyPatch
     assert not nothing.is_readable()
 
 
+@pytest.mark.parametrize("how", ["refused", "missing"])
+def test_a_process_without_anonymous_memory_shares_none(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A sandbox refuses the call, or this Python was built for a system without it."""
+    if how == "refused":
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    else:
+        monkeypatch.delattr(os, "memfd_create")
+    with shared_memory.memory_probe() as probe:
+        assert probe == MemoryProbe(host=shared_memory.host(), pid=os.getpid())
+        assert not probe.is_readable()
+
+
 # Real ranks
 
 
 def trained() -> list[tuple[bool, list[list[float]]]]:
-    """With and without shared memory: whether it was used, and the weights after some updates."""
+    """With and without shared memory, and where it is refused: whether it was used, and the weights after updates."""
     found = []
-    for switch in ("1", "0"):
+    create = os.memfd_create
+    for switch, is_refused in (("1", False), ("0", False), ("1", dist.get_rank() == 0)):
         os.environ[shared_memory.SHARED_MEMORY_SWITCH] = switch
+        os.memfd_create = refuse if is_refused else create  # type: ignore[assignment]
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
         schedule = weft.schedule("wpipe", stages=2, microbatches=4)
@@ -147,10 +185,11 @@ def trained() -> list[tuple[bool, list[list[float]]]]:
         used = link._shared_sender is not None and link._shared_sender.nbytes > 0
         found.append((used, [tensor.flatten().tolist() for tensor in pipe.state_dict().values()]))
         pipe.close()
+    os.memfd_create = create
     return found
 
 
 def test_ranks_of_one_host_share_memory_and_compute_the_same(launch: Callable[..., list[Any]]) -> None:
-    for (with_it, first), (without, second) in launch(trained, ranks=2):
-        assert (with_it, without) == (True, False)
-        assert first == second
+    for rank, ((with_it, first), (without, second), (refused, third)) in enumerate(launch(trained, ranks=2)):
+        assert (with_it, without, refused) == (True, False, rank == 1)  # rank 0 may not make memory, but may read it
+        assert first == second == third

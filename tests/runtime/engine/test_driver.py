@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from weft.errors import PeerError, RunError
+from weft.runtime.comm import LinkError
 from weft.runtime.engine.driver import Blocking, TurnTaking
 from weft.runtime.engine.waiting import GRADIENTS, Wait, Waits
 
@@ -29,6 +30,10 @@ class Worker:
 
     def sums_under_way(self) -> list[Future[Any]]:
         return [self.sum] if self.stages else []
+
+    def check_sums(self) -> None:
+        if self.sum.done():
+            self.sum.result()
 
     def has_stages_to_start(self) -> bool:
         return len(self.stages) > 1
@@ -85,9 +90,29 @@ def test_a_rank_that_waits_for_a_message_joins_the_next_sum() -> None:
 
 def test_the_failure_of_a_sum_ends_the_wait_for_a_message() -> None:
     worker = Worker(stages=2)
-    worker.sum.set_exception(RuntimeError("connection closed by peer"))
+    worker.sum.set_exception(LinkError("connection closed by peer"))
     with pytest.raises(PeerError, match="connection closed by peer"):
         driven(worker, MESSAGE)
+
+
+@pytest.mark.parametrize("wait", [MESSAGE, SUM], ids=["message", "sum"])
+def test_a_sum_that_fails_here_is_no_lost_connection(wait: Wait) -> None:
+    worker = Worker(stages=2)
+    worker.sum.set_exception(RuntimeError("can't allocate memory"))
+    with pytest.raises(RuntimeError, match=r"^can't allocate memory$") as raised:
+        driven(worker, wait)
+    assert type(raised.value) is RuntimeError
+
+
+def test_the_cause_on_another_rank_counts_more_than_the_connection_that_it_closed() -> None:
+    """A rank that fails sends its reason, and then its connections close."""
+    worker = Worker(stages=2)
+    transport = Transport(worker)
+    received: Future[Any] = Future()
+    received.set_exception(PeerError("rank 1, chunk 1: no such word"))
+    worker.sum.set_exception(LinkError("connection closed by peer"))
+    with pytest.raises(PeerError, match="no such word"):
+        Blocking(worker, transport)._wait_for_any([received], MESSAGE, deadline=None)  # type: ignore[arg-type]
 
 
 def test_the_failure_of_a_message_reaches_the_caller_and_the_neighbours() -> None:

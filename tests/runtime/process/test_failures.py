@@ -19,11 +19,13 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
+from tests.helpers.faults import Trial
 from tests.helpers.rank_functions import eventually
 from tests.helpers.scripts import SOON, TORCHRUN, Done, Script, Scripts, Starter
 from torch import Tensor, nn
 
 import weft
+from weft import faults
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -413,6 +415,65 @@ def test_ranks_that_make_other_calls_end_at_the_deadline(caught: Caught, case: s
     assert {rank for rank in range(RANKS) if f"weft: stacks of rank {rank} (pid " in err[before:end]} == set(
         range(RANKS)
     )
+
+
+def failed_sum() -> tuple[str, str]:
+    """Two replicas add up gradients: for the first one gloo fails, the second one has no memory to pack them."""
+    pipe = pipeline(model=nn.Sequential(nn.Linear(WIDTH, WIDTH)), replicas=2)
+    cat, all_reduce = torch.cat, dist.all_reduce
+
+    def refuse(*_: Any) -> NoReturn:
+        raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    def lose(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+
+    try:
+        if dist.get_rank() == 0:
+            dist.all_reduce = lose
+        else:
+            torch.cat = refuse  # type: ignore[assignment]
+        train(pipe)
+    except RuntimeError as error:
+        return type(error).__name__, str(error)
+    finally:
+        torch.cat, dist.all_reduce = cat, all_reduce
+    raise AssertionError("nothing failed")
+
+
+def test_only_the_connection_of_a_sum_can_be_lost(launch: Callable[..., list[Any]]) -> None:
+    (lost, why), (local, where) = launch(failed_sum, ranks=2)
+    assert (lost, local) == ("PeerError", "RunError")
+    assert why.startswith("rank 0 lost the connection while it waited for gradients of other ranks")
+    assert where == (
+        "rank 1, chunk 0, mini-batch 0, update: OutOfMemoryError: DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 9 bytes"
+    )
+
+
+def failed_receive(environment: dict[str, str]) -> tuple[str, str]:
+    os.environ.update(environment)
+    faults.arm()
+    try:
+        pipe = pipeline(model=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)))
+        train(pipe)
+    except RuntimeError as error:
+        return type(error).__name__, str(error)
+    finally:
+        for name in environment:
+            del os.environ[name]
+        faults.arm()
+    raise AssertionError("nothing failed")
+
+
+def test_an_error_while_receiving_names_rank_and_message(launch: Callable[..., list[Any]], tmp_path: Path) -> None:
+    """It is no lost connection either: the rank itself is at fault."""
+    trial = Trial(tmp_path, "receive:3:1:raise")
+    errors = launch(failed_receive, trial.environment, ranks=2)
+    trial.check()
+    text = "rank 1 could not receive the forward of micro-batch 2 for chunk 1 from rank 0: RuntimeError: a fault was"
+    assert [error for error, _ in errors] == ["PeerError", "RunError"]
+    assert all(words.startswith(text) for _, words in errors), errors
 
 
 # How scripts end

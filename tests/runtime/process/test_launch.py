@@ -252,9 +252,12 @@ def stuck():
     Path("stuck").touch()
     time.sleep(1000)
 
-class Clock:  # jumps once rank 1 is stuck
+class Clock:  # runs fast once rank 1 is stuck
+    ahead = 0
+
     def monotonic(self):
-        return time.monotonic() + 1000 * Path("stuck").exists()
+        self.ahead += 500 * Path("stuck").exists()
+        return time.monotonic() + self.ahead
 
 if __name__ == "__main__":
     sys.modules["weft.runtime.process.parent"].time = Clock()
@@ -413,7 +416,8 @@ def test_only_one_rank_dumps_stacks_at_a_time(
 
     monkeypatch.setattr(hang_dump, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     asker = threading.Thread(target=hang_dump.dump, args=({},), kwargs={"rank": 3, "reason": "waited"}, daemon=True)
-    with hang_dump._lock(os.getpid()) as is_first:
+    hang_dump.enable()
+    with hang_dump._lock([os.getpid()]) as is_first:
         assert is_first
         asker.start()
         assert waits.wait(DEADLINE)

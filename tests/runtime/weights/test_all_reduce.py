@@ -13,12 +13,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
+from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers.faults import Trial
 from tests.helpers.rank_functions import eventually
 from torch import Tensor
 
+from weft import faults
 from weft.errors import WeftError
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
 from weft.runtime.weights.gradient_sync import Average, Clip, GradientSync, PendingUpdate, Stage, Tie
@@ -185,6 +188,25 @@ def test_a_failed_all_reduce_raises_in_every_waiting_member(problem: BaseExcepti
     meeting.failure = None
     fine = [sums.add(group(A, B), 1, member, [torch.ones(1)]) for member in (A, B)]
     assert [result(future)[0].item() for future in fine] == [2.0, 2.0]
+
+
+def test_a_fault_comes_when_parts_are_packed_and_not_yet_summed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trial = Trial(tmp_path, "all-reduce:1:parent:raise")
+    with monkeypatch.context() as patch:
+        patch.delenv("RANK", raising=False)
+        for name, value in trial.environment.items():
+            patch.setenv(name, value)
+        faults.arm()
+        meeting = Meeting(1)
+        (sums,) = processes({"all": meeting}, {A})
+    faults.arm()
+    with pytest.raises(RuntimeError, match="a fault was requested"):
+        sums.add(group(A), 0, A, [torch.ones(1)]).result(LONG)
+    trial.check()
+    assert meeting.calls == []
+    assert result(sums.add(group(A), 1, A, [torch.ones(1)]))[0].item() == 1.0
 
 
 # Gradient sync

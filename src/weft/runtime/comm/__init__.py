@@ -4,6 +4,7 @@ This room knows ranks and messages. What they mean (chunks, versions, updates) b
 """
 
 from weft.runtime.comm.collectives import Collectives
+from weft.runtime.comm.links import LinkError
 from weft.runtime.comm.messages import Key, Message, describe_key, incoming_key, outgoing_key
 from weft.runtime.comm.shared_memory import SHARED_MEMORY_SWITCH
 from weft.runtime.comm.transport import AllReduce, Inbox, InProcessTransport, ProcessTransport, Send, Transport
@@ -15,6 +16,7 @@ __all__ = [
     "InProcessTransport",
     "Inbox",
     "Key",
+    "LinkError",
     "Message",
     "ProcessTransport",
     "Send",

@@ -6,6 +6,8 @@ or a user. So a buffer is free when its array has no other owner, by Python's ow
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 
 import numpy as np
@@ -13,6 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.errors import RunError
+
+DAMAGED = "it is damaged, or the ranks run different versions of weft"
 ALIGNMENT = 64  # as torch's own allocations: for others, kernels may choose another order of additions
 _PROBE = [np.empty(0)]
 _FREE_REFERENCES = sys.getrefcount(_PROBE[0])  # of an array that only a list references; see is_held
@@ -20,6 +25,21 @@ _FREE_REFERENCES = sys.getrefcount(_PROBE[0])  # of an array that only a list re
 
 def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def check_announced(size: int, what: str, *, least: int = 0) -> None:
+    """Refuse a size that another rank has announced, before memory is allocated, if this machine can't hold it."""
+    if not least <= size <= _physical_memory():
+        limits = f"it may have {least} to {_physical_memory()}, the memory of this machine"
+        raise RunError(f"{what} has {size} bytes ({limits}); {DAMAGED}")
+
+
+@functools.cache
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):  # this system does not say
+        return sys.maxsize
 
 
 def is_held(arrays: list[npt.NDArray[np.uint8]], index: int) -> bool:

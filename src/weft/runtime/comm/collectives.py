@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.errors import Diverged, PeerError, RunError, StorageError, WeftError, one_line
+from weft.runtime.comm.buffers import check_announced
 from weft.runtime.process import hang_dump
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ class Collectives:
         text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
         lengths = self._gather(torch.tensor([len(text)]), purpose, deadline)
         sizes = [int(length.item()) for length in lengths]
+        for rank, size in enumerate(sizes):
+            check_announced(size, f"rank {rank}'s data")
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(text)] = text
         texts = self._gather(padded, purpose, deadline)

@@ -22,16 +22,18 @@ import contextlib
 import json
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.errors import PeerError
-from weft.runtime.comm.buffers import ALIGNMENT, Pool, aligned
+from weft import faults
+from weft.errors import PeerError, RunError, one_line
+from weft.runtime.comm.buffers import ALIGNMENT, DAMAGED, Pool, aligned, check_announced
 from weft.runtime.comm.messages import Message
 from weft.runtime.comm.shared_memory import Piece, SharedReceiver, SharedSender
 from weft.runtime.tree import from_json
@@ -48,7 +50,16 @@ Description: TypeAlias = "tuple[Any, ...]"  # skeleton, then (dtype, shape, need
 
 
 class LinkError(RuntimeError):
-    """A message could not be sent or received: the other rank has died, or a timeout passed."""
+    """Something could not be sent, received or added up: the other rank has died, or a timeout passed."""
+
+
+class Layout(NamedTuple):
+    """A description as its receiver needs it."""
+
+    skeleton: Any
+    tensors: list[tuple[torch.dtype, tuple[int, ...], int]]  # dtype, shape, bytes
+    grads: tuple[bool, ...]
+    nbytes: int  # of all tensors, each aligned
 
 
 class SendLink:
@@ -67,12 +78,13 @@ class SendLink:
         self._group, self._target, self._timeout, self._nccl = group, target, timeout, nccl
         self._shared_sender = shared_sender
         self._pool = Pool()
-        self._sends: deque[tuple[Any, ...]] = deque()  # each: works, and the tensors that they send
+        self._sends: deque[Sequence[Any]] = deque()  # each: works, and the tensors that they send
         self._max_sends = slots + 1
         self._capacities = deque([FIRST_CAPACITY] * slots)  # of the receives that the other end has posted
         self._capacity = FIRST_CAPACITY
         self._descriptions: dict[Description, int] = {}
         self._next_description = 0
+        self._fault = faults.site("send")
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +108,7 @@ class SendLink:
         if self._nccl is None:
             target, start = (flat, start) if piece is None else (piece.flat, 0)
             for tensor, tensor_size in zip(tensors, sizes, strict=True):
-                _view(target, start, tensor.dtype, tensor.shape).copy_(tensor.detach())
+                _view(target, start, tensor.nbytes, tensor.dtype, tensor.shape).copy_(tensor.detach())
                 start += tensor_size
         self._post(flat, size)
         if self._nccl is not None:
@@ -136,13 +148,18 @@ class SendLink:
         return number, json.dumps(description).encode()
 
     def _post(self, flat: Tensor, size: int) -> None:
-        if size <= self._capacities.popleft():
-            self._sends.append((self._isend(flat, TAG),))
-        else:
+        tag = TAG
+        works: list[Work] = []
+        self._sends.append(works)
+        if size > self._capacities.popleft():
             header = self._pool.acquire(ALIGNMENT)
             HEADER.pack_into(header.numpy().data, 0, LARGE, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0)
-            self._sends.append((self._isend(header, TAG), self._isend(flat, LARGE_TAG)))
+            works.append(self._isend(header, TAG))
             self._capacity = max(self._capacity, size)
+            tag = LARGE_TAG
+        if self._fault is not None:
+            self._fault()
+        works.append(self._isend(flat, tag))
         self._capacities.append(self._capacity)
 
     def _isend(self, flat: Tensor, tag: int) -> Work:
@@ -171,7 +188,8 @@ class ReceiveLink:
         self._shared_receiver = shared_receiver
         self._pool = Pool()
         self._capacity = FIRST_CAPACITY
-        self._descriptions: dict[int, Description] = {}
+        self._descriptions: dict[int, Layout] = {}
+        self._fault = faults.site("receive")
         self._posted: deque[Work] = deque(self._irecv(FIRST_CAPACITY, TAG) for _ in range(slots))
 
     @property
@@ -185,38 +203,69 @@ class ReceiveLink:
         self._posted.popleft()
         flat = posted.flat
         op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
+        if self._fault is not None:
+            self._fault()
+        start = aligned(HEADER.size)
         if op == LARGE:
+            check_announced(size, f"rank {self._source}'s message", least=start)
+            self._capacity = max(self._capacity, size)
             large = self._irecv(size, LARGE_TAG)
             large.wait(timeout)
             flat = large.flat
-            op, chunk, index, loss, number, text_size, _, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
-            self._capacity = max(self._capacity, size)
-        start = aligned(HEADER.size)
+            op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
+        if not 0 <= text_size <= size - start <= flat.nbytes - start:
+            raise self._damaged(f"{size} bytes in a buffer of {flat.nbytes}, with a description of {text_size}")
         text = flat[start : start + text_size].numpy().tobytes()
         if op == ABORT:
             raise PeerError(text.decode(errors="replace"))
         self._posted.append(self._irecv(self._capacity, TAG))
-        if text:
-            self._descriptions[number] = from_json(json.loads(text))
-        skeleton, *parts = self._descriptions[number]
+        layout = self._layout(number, text)
         start += aligned(text_size)
+        room = size - start
         if piece != NO_PIECE:
-            assert self._shared_receiver is not None
-            self._shared_receiver.release()
-            flat, start = self._shared_receiver.read(piece, piece_size), 0
+            flat, start, room = self._read_piece(piece, piece_size), 0, piece_size
+        if self._nccl is None and layout.nbytes > room:
+            raise self._damaged(f"tensors of {layout.nbytes} bytes in {room}")
         tensors = []
-        for name, shape, _ in parts:
-            dtype = getattr(torch, name)
+        for dtype, shape, nbytes in layout.tensors:
             if self._nccl is not None:
                 tensor = torch.empty(shape, dtype=dtype, device=self._device)
                 work = dist.irecv(tensor, self._source, group=self._nccl)
                 assert work is not None
                 work.wait()  # the stream waits, not the host
             else:
-                tensor = _view(flat, start, dtype, shape)
-                start += aligned(tensor.nbytes)
+                tensor = _view(flat, start, nbytes, dtype, shape)
+                start += aligned(nbytes)
             tensors.append(tensor)
-        return Message((op, chunk, index), tensors, skeleton, [grad for *_, grad in parts], loss)
+        return Message((op, chunk, index), tensors, layout.skeleton, layout.grads, loss)
+
+    def _layout(self, number: int, text: bytes) -> Layout:
+        """The description with this number, which a text, if there is one, replaces."""
+        if text:
+            try:
+                layout = _read_description(text)
+            except Exception as problem:
+                raise self._damaged(f"a description that can't be read ({one_line(problem)})") from problem
+            check_announced(layout.nbytes, f"rank {self._source}'s message")
+            self._descriptions[number] = layout
+        if number not in self._descriptions:
+            raise self._damaged(f"description {number}, which was never sent")
+        return self._descriptions[number]
+
+    def _read_piece(self, number: int, size: int) -> Tensor:
+        if self._shared_receiver is None:
+            raise self._damaged("tensors in shared memory, and these ranks share none")
+        check_announced(size, f"rank {self._source}'s piece of shared memory")
+        self._shared_receiver.release()
+        try:
+            return self._shared_receiver.read(number, size)
+        except (FileNotFoundError, ProcessLookupError) as problem:  # it has died
+            raise LinkError(str(problem)) from problem
+        except ValueError as problem:
+            raise self._damaged(f"tensors in {size} bytes of shared memory ({problem})") from problem
+
+    def _damaged(self, has: str) -> RunError:
+        return RunError(f"rank {self._source}'s message has {has}; {DAMAGED}")
 
     def _irecv(self, size: int, tag: int) -> Work:
         flat = self._pool.acquire(size)
@@ -228,25 +277,34 @@ class Work:
 
     def __init__(self, begin: Callable[[], dist.Work | None], flat: Tensor) -> None:
         self.flat = flat
-        with _link_errors():
+        with link_errors():
             self._work = begin()
 
     def wait(self, timeout: timedelta) -> None:
         assert self._work is not None
-        with _link_errors():
+        with link_errors():
             self._work.wait(timeout)
 
 
 @contextlib.contextmanager
-def _link_errors() -> Iterator[None]:
+def link_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
         raise LinkError(str(problem)) from problem
 
 
-def _view(flat: Tensor, start: int, dtype: torch.dtype, shape: Any) -> Tensor:
-    count = 1
-    for size in shape:
-        count *= size
-    return flat[start : start + count * dtype.itemsize].view(dtype).view(shape)
+def _read_description(text: bytes) -> Layout:
+    skeleton, *parts = from_json(json.loads(text))
+    tensors = []
+    for name, shape, _ in parts:
+        dtype = getattr(torch, name)
+        if not isinstance(dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"no tensor has dtype {name} and shape {shape}")
+        tensors.append((dtype, shape, prod(shape) * dtype.itemsize))
+    grads = tuple(bool(grad) for *_, grad in parts)
+    return Layout(skeleton, tensors, grads, sum(aligned(nbytes) for *_, nbytes in tensors))
+
+
+def _view(flat: Tensor, start: int, nbytes: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    return flat[start : start + nbytes].view(dtype).view(shape)

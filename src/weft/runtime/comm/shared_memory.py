@@ -9,6 +9,7 @@ Nobody waits: if no piece is free and large enough, one is added or grown. No pi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import os
 import secrets
@@ -43,11 +44,12 @@ class Piece:
         self.grow(size)
 
     def grow(self, size: int) -> None:
-        """Make room for this many bytes; OSError if there is not enough memory."""
-        self.size = aligned(size)
-        os.posix_fallocate(self.number, 0, ALIGNMENT + self.size)
-        self._bytes = _map(self.number, ALIGNMENT + self.size)
+        """Make room for this many bytes; OSError if there is not enough memory, and then the piece is as it was."""
+        larger = aligned(size)
+        os.posix_fallocate(self.number, 0, ALIGNMENT + larger)
+        self._bytes = _map(self.number, ALIGNMENT + larger)
         self.flat = torch.from_numpy(self._bytes[ALIGNMENT:])
+        self.size = larger
 
     @property
     def state(self) -> int:
@@ -143,13 +145,16 @@ class MemoryProbe:
 @contextlib.contextmanager
 def memory_probe() -> Iterator[MemoryProbe]:
     """A probe of this process, readable inside the `with` block."""
-    if not is_enabled():
-        yield MemoryProbe(host=host(), pid=os.getpid())
-        return
-    token = secrets.token_bytes(TOKEN_BYTES)
-    with open(os.memfd_create("weft", os.MFD_CLOEXEC), "wb", buffering=0) as file:
-        file.write(token)
-        yield MemoryProbe(host=host(), pid=os.getpid(), number=file.fileno(), token=token.hex())
+    probe = MemoryProbe(host=host(), pid=os.getpid())
+    with contextlib.ExitStack() as stack:
+        if is_enabled():
+            with contextlib.suppress(OSError, AttributeError):  # a sandbox may refuse memfd, some Pythons lack it
+                descriptor = os.memfd_create("weft", os.MFD_CLOEXEC)
+                file = stack.enter_context(open(descriptor, "wb", buffering=0))
+                token = secrets.token_bytes(TOKEN_BYTES)
+                file.write(token)
+                probe = dataclasses.replace(probe, number=descriptor, token=token.hex())
+        yield probe
 
 
 def host() -> str:

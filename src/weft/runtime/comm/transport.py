@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.errors import RunError, one_line
 from weft.runtime.comm import shared_memory
 from weft.runtime.comm.collectives import Collectives
-from weft.runtime.comm.links import LinkError, ReceiveLink, SendLink
+from weft.runtime.comm.links import LinkError, ReceiveLink, SendLink, link_errors
 from weft.runtime.comm.messages import Key, Message
 from weft.runtime.process import hang_dump
 from weft.schedule import Op, Schedule
@@ -46,7 +47,10 @@ class Transport(Protocol):
         """Block until the next message of a rank of the same replica is in the inbox; for `blocking` ones only."""
 
     def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
-        """A sum over some ranks, None if this process has none of them; all processes ask, in the same order."""
+        """A sum over some ranks, None if this process has none of them; all processes ask, in the same order.
+
+        It raises LinkError if another rank has died, or is late.
+        """
 
     def abort(self, reason: str) -> bool:
         """Notify other processes that this one can't go on; False if there are none."""
@@ -178,6 +182,10 @@ class ProcessTransport:
             message = self._incoming[source].receive(self._deadline)
         except LinkError as problem:
             self.collectives.fail(problem, awaited)
+        except RunError:
+            raise
+        except Exception as problem:
+            raise RunError(f"rank {self._rank} could not receive {awaited}: {one_line(problem)}") from problem
         self._inbox[message.key] = message
 
     def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
@@ -185,7 +193,8 @@ class ProcessTransport:
         group = self.collectives.new_group(ranks, "cpu:gloo,cuda:nccl" if cuda else "gloo")
 
         def add_up(tensor: Tensor) -> None:
-            dist.all_reduce(tensor, group=group)
+            with link_errors():
+                dist.all_reduce(tensor, group=group)
 
         if self._rank not in ranks:
             return None

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from weft.errors import RunError
-from weft.runtime.comm import Transport
+from weft.runtime.comm import LinkError, Transport
 from weft.runtime.engine.waiting import Wait, Waits
 from weft.runtime.engine.worker import Worker
 
@@ -45,9 +45,7 @@ class TurnTaking:
         while running:
             waits = {number: next(generator, None) for number, generator in running.items()}
             for worker in self.workers:
-                for gradient_sum in worker.sums_under_way():
-                    if gradient_sum.done():
-                        gradient_sum.result()  # raises what went wrong
+                worker.check_sums()
             running = {number: running[number] for number, wait in waits.items() if wait is not None}
             if running and waits == before:
                 stuck = ", ".join(f"rank {number} for {waits[number]}" for number in running)
@@ -66,7 +64,7 @@ class Blocking:
         try:
             for wait in work(self._worker):
                 if wait.for_gradients:
-                    self._wait_for_any(self._worker.sums_under_way(), wait, deadline=self._transport.deadline)
+                    self._wait_for_any([], wait, deadline=self._transport.deadline)
                 elif self._worker.has_stages_to_start():
                     self._receive_and_advance(wait)
                 else:
@@ -78,21 +76,22 @@ class Blocking:
     def _receive_and_advance(self, wait: Wait) -> None:
         received = _in_thread(lambda: self._transport.receive(wait.source, str(wait)))
         while not received.done():
-            self._wait_for_any([received, *self._worker.sums_under_way()], wait, deadline=None)  # receive has its own
+            self._wait_for_any([received], wait, deadline=None)  # receive has its own
             self._worker.advance()
         received.result()
 
     def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait, *, deadline: float | None) -> None:
-        """Block until one is done; raises if one failed, or none was done in time."""
-        done, _ = concurrent.futures.wait(futures, timeout=deadline, return_when=concurrent.futures.FIRST_COMPLETED)
+        """Block until one of these or a gradient sum is done; raises if one failed, or none was done in time."""
+        under_way = [*futures, *self._worker.sums_under_way()]
+        done, _ = concurrent.futures.wait(under_way, timeout=deadline, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in futures:
+            if future in done:
+                future.result()
         try:
             if not done:
                 raise concurrent.futures.TimeoutError
-            for future in done:
-                future.result()
-        except RunError:
-            raise
-        except (concurrent.futures.TimeoutError, RuntimeError) as problem:
+            self._worker.check_sums()
+        except (concurrent.futures.TimeoutError, LinkError) as problem:
             self._transport.collectives.fail(problem, str(wait))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import Diverged, RunError, WeftError
-from weft.runtime.comm import Inbox, Message, Send, incoming_key, outgoing_key
+from weft.runtime.comm import Inbox, LinkError, Message, Send, incoming_key, outgoing_key
 from weft.runtime.engine.chunk import Chunk, InFlight
 from weft.runtime.engine.memory import MemoryAccount
 from weft.runtime.engine.meters import Meter
@@ -110,7 +110,7 @@ class Worker:
         """Let an error say where it happened; without an action, in an update."""
         try:
             yield
-        except RunError:
+        except (RunError, LinkError):
             raise
         except Exception as problem:
             unit = "update"
@@ -177,6 +177,14 @@ class Worker:
 
     def sums_under_way(self) -> list[Future[Any]]:
         return [update.sum for parameters in self._sets for update in parameters.pending if update.sum is not None]
+
+    def check_sums(self) -> None:
+        """Raise what went wrong in a sum: LinkError if it was the connection, else an error with its place."""
+        for chunk in self.chunks.values():
+            for update in (update for parameters in chunk.sets for update in parameters.pending):
+                if update.sum is not None and update.sum.done() and update.sum.exception() is not None:
+                    with self.locating_errors(chunk.number, update.minibatch):
+                        update.sum.result()
 
     def has_stages_to_start(self) -> bool:
         """Whether another rank may come to wait for a sum that this one has not joined yet."""

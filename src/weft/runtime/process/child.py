@@ -22,9 +22,9 @@ from typing import Any
 
 from weft import faults
 from weft.errors import PeerError, RunError, WeftError, one_line
-from weft.output import flush_within
 from weft.runtime.process import hang_dump, liveness
 from weft.runtime.process.malloc import keep_freed_memory
+from weft.streams import flush_within
 
 GO, STOP = b"go", b"stop"  # messages from the parent to a rank
 FLUSH = 0.5  # seconds that the output of a failed rank may delay its report; see `parent.CAUSE_WAIT`

@@ -14,13 +14,14 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from weft.streams import write_bounded
 
 PERIOD = 0.5  # seconds between two reports
 PAUSED = 10 * PERIOD  # seconds without a turn after which a process was stopped, with all that it watches
@@ -150,6 +151,5 @@ _watched = threading.Event()
 
 
 def _end(parent: int) -> None:
-    with contextlib.suppress(OSError):
-        print(f"weft: torchrun (pid {parent}) is gone; rank {os.environ.get('RANK')} ends", file=sys.stderr, flush=True)
+    write_bounded(2, f"weft: torchrun (pid {parent}) is gone; rank {os.environ.get('RANK')} ends\n".encode(), 1.0)
     os._exit(1)

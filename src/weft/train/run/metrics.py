@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import WeftError
-from weft.output import json_safe, output_problems, write_text
+from weft.output import json_safe, write_text
+from weft.streams import output_problems
 from weft.text import format_count
 from weft.train.extras import need
 from weft.train.run.events import Ended, Evaluated, Event, SaveFailed, StalenessSampled, Stepped
