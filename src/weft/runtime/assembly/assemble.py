@@ -93,6 +93,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         transport.all_reduce,
         replicas=settings.replicas,
         clip_norm=settings.clip_norm,
+        skip_nan=settings.nan == "skip",
     )
     return Assembly(
         settings=replace(settings, example=None),  # a batch that nothing needs any more
@@ -133,6 +134,7 @@ def _driver(
                 inbox=transport.inbox(number),
                 send=transport.sender(number),
                 skip_nan=settings.nan == "skip",
+                max_skips=settings.max_skips,
                 telemetry=settings.telemetry or 0,
             )
         )
