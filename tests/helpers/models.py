@@ -114,6 +114,12 @@ class _Poisoning(torch.autograd.Function):
         return torch.full_like(grads[0], ctx.value), None
 
 
+def _poison(tensor: Tensor, value: float) -> Tensor:
+    """The same tensor, with a gradient of this value."""
+    poisoned: Tensor = _Poisoning.apply(tensor, value)  # type: ignore[no-untyped-call]
+    return poisoned
+
+
 class Poisoned(nn.Module):
     """A layer with such gradients, in the last micro-batch of its mini-batches."""
 
@@ -128,10 +134,10 @@ class Poisoned(nn.Module):
         if minibatch not in self.poison.minibatches or microbatch < self.microbatches - 1:
             output = self.layer(x)
         elif self.poison.where == "output":
-            output = _Poisoning.apply(self.layer(x), self.poison.value)
+            output = _poison(self.layer(x), self.poison.value)
         else:
-            weight = _Poisoning.apply(self.layer.weight, self.poison.value)
-            output = functional.linear(x, weight, self.layer.bias)
+            assert isinstance(self.layer, nn.Linear)
+            output = functional.linear(x, _poison(self.layer.weight, self.poison.value), self.layer.bias)
         return output
 
 
@@ -140,7 +146,8 @@ def build(name: str, poison: Poison | None = None, microbatches: int = 1) -> nn.
         torch.manual_seed(1)
         model = MODELS[name]()
     if poison is not None:
-        owner, place = (model[poison.layer], 0) if name == "mlp" else (model, poison.layer)
+        layer = model[poison.layer]
+        owner, place = (layer, 0) if isinstance(layer, nn.Sequential) else (model, poison.layer)
         owner[place] = Poisoned(owner[place], poison, microbatches)
     return model
 

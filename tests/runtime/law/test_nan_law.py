@@ -26,8 +26,7 @@ ONE = Poison(4, BAD, "weight")  # one layer only, of wpipe's second group
 
 def check(case: Case, *, skipped: tuple[int, ...], within: float = 0.0) -> Run:
     case = replace(case, nan="skip")
-    predicts = isinstance(case, prediction_cases.Case)
-    ran = prediction_cases.train(case) if predicts else models.train(case)
+    ran = prediction_cases.train(case) if isinstance(case, prediction_cases.Case) else models.train(case)
     check_run(ran, case, skipped=skipped, within=within)
     poisoned = ask_oracle(replace(case, nan="stop"))  # the control: without a skip, the weights are lost
     assert not all(torch.isfinite(tensor).all() for tensor in poisoned.state.values())
