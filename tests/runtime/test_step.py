@@ -258,7 +258,7 @@ def test_skips_in_a_row_end_the_run(name: str) -> None:
     """Mini-batch 3 makes an update, so only the next three skips are too many."""
     pipe = pipeline(linear(), schedule=name, nan="skip", max_skips=3)
     message = (
-        r"rank \d, chunk \d, mini-batch 6, update: 3 mini-batches in a row were skipped, .* \(loss: nan, norm of the "
+        r"^rank \d, chunk \d, mini-batch 6, update: 3 mini-batches in a row were skipped, .* \(loss: nan, norm of the "
         r"gradients: nan\); lower the learning rate or look at the data, or raise max_skips=3"
     )
     with pytest.raises(Diverged, match=message):

@@ -118,7 +118,7 @@ def test_with_replicas_and_ties(name: str, poison: Poison, skipped: tuple[int, .
 
 def test_a_norm_that_is_not_finite_stops_before_the_update() -> None:
     case = Case(method="2bw", stages=2, microbatches=2, poison=LATE, clip_norm=0.5)
-    message = r"rank \d, chunk \d, mini-batch 2, update.*: the norm of the gradients is nan \(loss: \d.*nan=\"skip\""
+    message = r"^rank \d, chunk \d, mini-batch 2, update: the norm of the gradients is nan \(loss: \d.*nan=\"skip\""
     with pytest.raises(Diverged, match=message):
         models.train(case)
 

@@ -78,6 +78,7 @@ class Worker:
         self._settled: dict[int, int] = defaultdict(int)  # mini-batch -> parameter sets that have, tied ones too
         self._sets = [parameters for chunk in chunks.values() for parameters in chunk.sets]
         self._progress = 0  # stages of gradient sync finished
+        self._located: WeftError | None = None  # the error that ended the run
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
         self.meter = Meter()
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
@@ -112,12 +113,17 @@ class Worker:
 
     @contextlib.contextmanager
     def locating_errors(self, chunk: int, minibatch: int, action: Action | None = None) -> Iterator[None]:
-        """Let an error say where it happened; without an action, in an update."""
+        """Let an error say where it happened; without an action, in an update.
+
+        A pass may have to make an update first, whose error has its own place.
+        """
         try:
             yield
         except RunError:
             raise
         except Exception as problem:
+            if problem is self._located:
+                raise
             unit = "update"
             if action is not None and action.op != Op.U:
                 unit = f"micro-batch {action.index % self.schedule.microbatches}"
@@ -125,7 +131,8 @@ class Worker:
             place += "" if action is None else f" ({action})"
             if isinstance(problem, WeftError):
                 kind = Diverged if isinstance(problem, Diverged) else WeftError
-                raise kind(f"{place}: {problem}") from problem
+                self._located = kind(f"{place}: {problem}")
+                raise self._located from problem
             raise RunError(f"{place}: {type(problem).__name__}: {problem}") from problem
 
     # Waiting
