@@ -2,7 +2,7 @@
 
 WeftError (a ValueError)      the user's input breaks a rule; the message has rule, values and remedy in one line
 ├── ScheduleError             a schedule breaks a rule of the verifier; the message also has the grid with a mark
-└── Diverged                  the loss of training is not finite
+└── Diverged                  the loss or the gradients of training are not finite
 RunError (a RuntimeError)     a run failed; the message names the rank and, if known, chunk, micro-batch and cause
 ├── PeerError                 a run failed on another rank, which reports the cause
 └── StorageError              a file of a run could not be written or read: no space, an I/O error, a stale handle
@@ -33,7 +33,7 @@ class ScheduleError(WeftError):
 
 
 class Diverged(WeftError):
-    """The loss is not finite, and the job does not skip such mini-batches."""
+    """The loss or the gradients are not finite, and the job does not skip such mini-batches, or skipped too many."""
 
 
 class RunError(RuntimeError):

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.helpers.oracle import Delay, MakeOptimizer, Oracle, delays
+from tests.helpers.oracle import Delay, Grouping, MakeOptimizer, Oracle, delays, skipped_together
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -94,10 +94,62 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
-def build(name: str) -> nn.Sequential:
+class Poison(NamedTuple):
+    """Gradients of one layer that are not finite in some mini-batches, while their loss is."""
+
+    layer: int
+    minibatches: tuple[int, ...]
+    where: str = "output"  # of the layer: all weights up to this layer get it; or "weight": this layer's alone
+    value: float = math.nan
+
+
+class _Poisoning(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, value: float) -> Tensor:
+        ctx.value = value
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return torch.full_like(grads[0], ctx.value), None
+
+
+def _poison(tensor: Tensor, value: float) -> Tensor:
+    """The same tensor, with a gradient of this value."""
+    poisoned: Tensor = _Poisoning.apply(tensor, value)  # type: ignore[no-untyped-call]
+    return poisoned
+
+
+class Poisoned(nn.Module):
+    """A layer with such gradients, in the last micro-batch of its mini-batches."""
+
+    def __init__(self, layer: nn.Module, poison: Poison, microbatches: int) -> None:
+        super().__init__()
+        self.layer, self.poison, self.microbatches, self.forwards = layer, poison, microbatches, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        minibatch, microbatch = divmod(self.forwards, self.microbatches)
+        self.forwards += 1
+        output: Tensor
+        if minibatch not in self.poison.minibatches or microbatch < self.microbatches - 1:
+            output = self.layer(x)
+        elif self.poison.where == "output":
+            output = _poison(self.layer(x), self.poison.value)
+        else:
+            assert isinstance(self.layer, nn.Linear)
+            output = functional.linear(x, _poison(self.layer.weight, self.poison.value), self.layer.bias)
+        return output
+
+
+def build(name: str, poison: Poison | None = None, microbatches: int = 1) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return MODELS[name]()
+        model = MODELS[name]()
+    if poison is not None:
+        layer = model[poison.layer]
+        owner, place = (layer, 0) if isinstance(layer, nn.Sequential) else (model, poison.layer)
+        owner[place] = Poisoned(owner[place], poison, microbatches)
+    return model
 
 
 @cache
@@ -131,12 +183,16 @@ class Case:
     replicas: int = 1
     clip_norm: float | None = None
     lr_scheduler: str | None = None
+    poison: Poison | None = None
+    nan: Literal["stop", "skip"] = "stop"
 
     def __str__(self) -> str:
         words = [self.method, f"p{self.stages}", f"m{self.microbatches}", self.model, self.optimizer]
         words += [f"{name}={value}" for name, value in self.options]
         words += ["recompute"] * self.recompute + [f"flush{t}" for t in self.flushes]
         words += [f"replicas{self.replicas}"] * (self.replicas > 1) + ["clip"] * (self.clip_norm is not None)
+        if self.poison is not None:
+            words += [f"poison{self.poison.layer}", self.poison.where, str(self.poison.value)]
         return "-".join(words + ([self.lr_scheduler] if self.lr_scheduler else []))
 
     @property
@@ -151,6 +207,7 @@ class Run:
 
     state: dict[str, Tensor] = field(repr=False)
     losses: list[tuple[int | None, float | None]]
+    skipped: tuple[int, ...] = ()  # mini-batches that each rank of this process skipped
 
 
 def train(case: Case) -> Run:
@@ -159,7 +216,7 @@ def train(case: Case) -> Run:
     if case.options:
         schedule = weft.schedule(case.method, stages=case.stages, microbatches=case.microbatches, **dict(case.options))
     with weft.Pipeline(
-        build(case.model),
+        build(case.model, case.poison, case.microbatches),
         loss_fn=loss_fn,
         optimizer=OPTIMIZERS[case.optimizer],
         schedule=schedule,
@@ -169,6 +226,7 @@ def train(case: Case) -> Run:
         recompute=case.recompute,
         replicas=case.replicas,
         clip_norm=case.clip_norm,
+        nan=case.nan,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
     ) as pipe:
         return feed(pipe, batches(case.model, case.updates), case.flushes)
@@ -181,15 +239,21 @@ def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple
             pipe.flush()
         results.append(pipe.step(inputs, targets))
     results.append(pipe.flush())
-    return Run(state=pipe.state_dict(), losses=[(result.minibatch, result.loss) for result in results])
+    return Run(
+        state=pipe.state_dict(),
+        losses=[(result.minibatch, result.loss) for result in results],
+        skipped=tuple(worker.skipped for worker in pipe._driver.workers),
+    )
 
 
-def ask_oracle(case: Case, *, shift: Delay = lambda k, j: 0, forgetful: bool = False) -> Run:
-    """The case by the law; `shift` (updates further behind) and `forgetful` break it on purpose."""
+def ask_oracle(
+    case: Case, *, shift: Delay = lambda k, j: 0, forgetful: bool = False, groups: Grouping | None = None
+) -> Run:
+    """The case by the law; `shift` (updates further behind), `forgetful` and `groups` break it on purpose."""
     m = case.microbatches
     law = delays(case.method, case.stages, m, vertical_sync=dict(case.options).get("vertical_sync", False))
     oracle = Oracle(
-        build(case.model),
+        build(case.model, case.poison, case.replicas * m),
         loss_fn=loss_fn,
         optimizer=OPTIMIZERS[case.optimizer],
         microbatches=case.replicas * m,
@@ -198,6 +262,8 @@ def ask_oracle(case: Case, *, shift: Delay = lambda k, j: 0, forgetful: bool = F
         clip_norm=case.clip_norm,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         forgetful=forgetful,
+        groups=groups or skipped_together(case.method, case.stages),
+        skips=case.nan == "skip",
     )
     losses: list[tuple[int | None, float | None]] = []
     for t, (inputs, targets) in enumerate(batches(case.model, case.updates)):

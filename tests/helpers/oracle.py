@@ -6,7 +6,7 @@ after `t - delay(k, j)` updates, forward and backward, and the sum of its gradie
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import accumulate
 
 import torch
@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 Delay = Callable[[int, int], int]  # chunk k, micro-batch j -> how many updates its weights are behind
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Grouping = Callable[[tuple[int, ...]], Hashable]  # the chunks that hold a parameter -> the group that skips with it
 
 
 def delays(method: str, stages: int, microbatches: int, *, vertical_sync: bool = False) -> Delay:
@@ -24,8 +25,23 @@ def delays(method: str, stages: int, microbatches: int, *, vertical_sync: bool =
     return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages)}.get(method, 0)
 
 
+def skipped_together(method: str, stages: int) -> Grouping:
+    """Which parameters skip a mini-batch together, if the gradient of one of them is not finite."""
+    if method == "wpipe":
+        return lambda chunks: min(chunks) >= stages
+    return lambda chunks: chunks if method in ("pipedream", "xpipe") else None
+
+
+def is_finite(grads: Iterable[Tensor | None]) -> bool:
+    return all(bool(torch.isfinite(grad).all()) for grad in grads if grad is not None)
+
+
 class Oracle:
-    """Trains a copy of `model`. `forgetful` runs every backward at the newest weights: a bug, not the law."""
+    """Trains a copy of `model`. `forgetful` runs every backward at the newest weights: a bug, not the law.
+
+    With `skips`, the groups of a mini-batch with a gradient that is not finite make no update. Groups are clipped by
+    norms of their own.
+    """
 
     def __init__(
         self,
@@ -39,6 +55,8 @@ class Oracle:
         clip_norm: float | None = None,
         lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
         forgetful: bool = False,
+        groups: Grouping = lambda chunks: None,
+        skips: bool = False,
     ) -> None:
         self.model = copy.deepcopy(model)
         self.holders: dict[nn.Parameter, dict[int, list[str]]] = {param: {} for param in self.model.parameters()}
@@ -46,9 +64,18 @@ class Oracle:
             for name, param in self.model[end - balance[k] : end].named_parameters(remove_duplicate=False):
                 self.holders[param].setdefault(k, []).append(name)  # several chunks: tied
         self.loss_fn, self.microbatches, self.delay, self.forgetful = loss_fn, microbatches, delay, forgetful
-        self.optimizer, self.clip_norm = optimizer(self.holders), math.inf if clip_norm is None else clip_norm
-        self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler else None
+        self.clip_norm, self.skips = math.inf if clip_norm is None else clip_norm, skips
+        self.groups: dict[Hashable, list[nn.Parameter]] = {}
+        for param, chunks in self.holders.items():
+            self.groups.setdefault(groups(tuple(chunks)), []).append(param)
+        self.optimizers = {group: optimizer(params) for group, params in self.groups.items()}
+        self.schedulers = [lr_scheduler(made) if lr_scheduler else None for made in self.optimizers.values()]
         self.flush()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        (only,) = self.optimizers.values()
+        return only
 
     def flush(self) -> None:  # no version from before it is read after it
         self.versions = [[param.detach().clone() for param in self.holders]]
@@ -72,9 +99,12 @@ class Oracle:
             total += loss.item()
         for param, chunks in self.holders.items():
             param.grad = sum((sums[param, k] for k in chunks), torch.zeros(()))
-        torch.nn.utils.clip_grad_norm_(self.holders, self.clip_norm)
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
+        for (group, params), scheduler in zip(self.groups.items(), self.schedulers, strict=True):
+            if self.skips and not is_finite(param.grad for param in params):
+                continue
+            torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
+            self.optimizers[group].step()
+            if scheduler is not None:
+                scheduler.step()
         self.versions.append([param.detach().clone() for param in self.holders])
         return total

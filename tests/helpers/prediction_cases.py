@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from tests.helpers import models
 from tests.helpers.models import MODELS, WIDTH, Run, batches, build, check_losses, differences, distance
+from tests.helpers.oracle import skipped_together
 from tests.helpers.prediction_oracle import (
     Law,
     MakeOptimizer,
@@ -123,7 +124,7 @@ class Case(models.Case):
 def make_model(case: Case) -> nn.Sequential:
     """A model of the law tests; "matrices" is for Muon: wide and tall, without a bias."""
     if case.model in MODELS:
-        model = build(case.model)
+        model = build(case.model, case.poison, case.microbatches)
         return model.double() if case.rounded else model
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -151,6 +152,7 @@ def train(case: Case) -> Run:
         recompute=case.recompute,
         replicas=case.replicas,
         clip_norm=case.clip_norm,
+        nan=case.nan,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         predict={"versions": case.versions, "bias": case.bias, "extrapolation": case.extrapolation},
     ) as pipe:
@@ -181,7 +183,8 @@ def ask_oracle(
         printed=case.bias == "printed",
         decayed=case.extrapolation == "decayed",
         clip_norm=case.clip_norm,
-        norms=[range(case.stages), range(case.stages, 2 * case.stages)] if case.method == "wpipe" else None,
+        groups=skipped_together(case.method, case.stages),
+        skips=case.nan == "skip",
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
     )
     losses: list[tuple[int | None, float | None]] = []

@@ -8,12 +8,13 @@ the same weights, or at `W_t`, predicted or not. A copy of the optimizer at ever
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
+from tests.helpers.oracle import Grouping, is_finite
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -106,7 +107,7 @@ def direction(
 
 
 class PredictionOracle:
-    """Trains a copy of `model`."""
+    """Trains a copy of `model`; `groups` and `skips` as in the other oracle."""
 
     def __init__(
         self,
@@ -120,7 +121,8 @@ class PredictionOracle:
         printed: bool = False,
         decayed: bool = False,
         clip_norm: float | None = None,
-        norms: Sequence[Sequence[int]] | None = None,  # the chunks of each norm; one norm of all
+        groups: Grouping = lambda chunks: None,
+        skips: bool = False,
         lr_scheduler: MakeScheduler | None = None,
     ) -> None:
         self.model = copy.deepcopy(model)
@@ -129,7 +131,10 @@ class PredictionOracle:
             for name, param in self.model[end - balance[k] : end].named_parameters(remove_duplicate=False):
                 self.holders[param].setdefault(k, []).append(name)  # several chunks: tied
         self.loss_fn, self.microbatches, self.law = loss_fn, microbatches, law
-        self.norms = norms or [range(len(balance))]
+        self.groups: dict[Hashable, list[nn.Parameter]] = {}
+        for param, chunks in self.holders.items():
+            self.groups.setdefault(groups(tuple(chunks)), []).append(param)
+        self.skips = skips
         self.printed, self.decayed, self.clip_norm = printed, decayed, math.inf if clip_norm is None else clip_norm
         self.optimizer = optimizer(self.holders)
         self.order = _weights(self.optimizer)
@@ -228,10 +233,13 @@ class PredictionOracle:
             total += loss.item()
         for param, chunks in self.holders.items():
             param.grad = sum((sums[param, k] for k in chunks), torch.zeros(()))
-        for chunks_of in self.norms:
-            own = [param for param, chunks in self.holders.items() if min(chunks) in chunks_of]
-            torch.nn.utils.clip_grad_norm_(own, self.clip_norm)
-        self.gradients = {param: param.grad.clone() for param in self.order if param.grad is not None}
+        for params in self.groups.values():
+            if self.skips and not is_finite(param.grad for param in params):
+                for param in params:
+                    param.grad = None  # the optimizer leaves it as it is
+            else:
+                torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
+        self.gradients |= {param: param.grad.clone() for param in self.order if param.grad is not None}
         self.optimizer.step()  # which may overwrite them
         if self.scheduler is not None:
             self.scheduler.step()

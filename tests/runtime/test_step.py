@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
-from weft.errors import WeftError
+from weft.errors import Diverged, WeftError
 from weft.runtime.partition.cut import cut_layers
 
 # Learning rates
@@ -251,6 +251,19 @@ def test_nan_in_one_replica_skips_on_all(front: bool) -> None:
     assert [result.skipped for result in results] == [0, 1, 1]
     state = plain(model, [data[0], data[2]])[0]
     assert differing(pipe.state_dict(), state, within=1e-6) == []
+
+
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
+def test_skips_in_a_row_end_the_run(name: str) -> None:
+    """Mini-batch 3 makes an update, so only the next three skips are too many."""
+    pipe = pipeline(linear(), schedule=name, nan="skip", max_skips=3)
+    message = (
+        r"^rank \d, chunk \d, mini-batch 6, update: 3 mini-batches in a row were skipped, .* \(loss: nan, norm of the "
+        r"gradients: nan\); lower the learning rate or look at the data, or raise max_skips=3"
+    )
+    with pytest.raises(Diverged, match=message):
+        train(pipe, with_nan(batches(9), at=[1, 2, 4, 5, 6]))
+    assert max(worker.skipped for worker in pipe._driver.workers) == 5
 
 
 # Norms

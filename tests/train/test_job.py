@@ -67,6 +67,7 @@ WRONG = {
     "schedule.microbatches=3": "wpipe needs microbatches to be a multiple of stages",
     "data.name=text": "data.path",
     "train.lr=0": r"train.lr must be a number above 0 \(got 0\)",
+    "train.max_skips=0": "train.max_skips must be a whole number of at least 1",
     "train.lrr=1": "did you mean 'train.lr'",
     "checkpoint.keep=0": "checkpoint.keep must be a whole number of at least 1",
     "model.name=gtp": "did you mean 'gpt'",

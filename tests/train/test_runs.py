@@ -153,10 +153,19 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used(capsys: p
     assert {"update-00000024", "update-00000032"} <= names
 
 
+DIVERGING = {"train__lr": 1e30, "train__warmup": 0, "train__nan": "skip", "train__optimizer": "sgd"}
+
+
+def test_a_run_that_only_skips_ends_as_diverged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(**DIVERGING) == 2
+    place = "weft: rank 0, chunk 0, mini-batch 10, update: 10 mini-batches in a row were skipped"
+    assert place in capsys.readouterr().err
+    assert not (RUN / "summary.json").exists()
+
+
 def test_a_diverged_run_ends_well() -> None:
-    """With nan = skip a run may diverge; its files are still valid."""
-    changes = {"train__lr": 1e30, "train__warmup": 0, "train__nan": "skip", "train__optimizer": "sgd"}
-    assert train(**changes) == 0
+    """With nan = skip and many skips a run may diverge; its files are still valid."""
+    assert train(**DIVERGING, train__max_skips=1000) == 0
     result = summary(RUN)
     assert result["final"]["loss"] is None
     assert result["skipped"] > 0

@@ -30,8 +30,8 @@ class Result:
 
     loss: float | None
     minibatch: int | None
-    skipped: int  # mini-batches so far whose update was skipped, because their loss was not finite
-    norm: float | None  # of the gradients before clipping, where they are clipped
+    skipped: int  # mini-batches so far that a chunk of this rank skipped: their loss or gradients were not finite
+    norm: float | None  # of the gradients before clipping; None without clip_norm and nan="skip"
 
 
 class Pipeline:
@@ -57,6 +57,7 @@ class Pipeline:
         clip_norm: float | None = None,
         precision: Literal["fp32", "bf16"] | None = None,
         nan: Literal["stop", "skip"] = "stop",
+        max_skips: int = 10,
         seed: int = 0,
         deadline: float = 60.0,
         cut: Sequence[str] | None = None,

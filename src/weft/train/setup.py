@@ -164,6 +164,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
         clip_norm=job.train.clip_norm or None,
         precision="bf16" if job.train.precision == "bf16" else None,
         nan="skip" if job.train.nan == "skip" else "stop",
+        max_skips=job.train.max_skips,
         seed=job.train.seed,
         deadline=choice.deadline,
         predict={"bias": choice.bias, "extrapolation": choice.extrapolation} if predicts else None,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.helpers import models
 from tests.helpers.models import MODELS, OPTIMIZERS, WIDTH, batches, loss_fn
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
@@ -370,6 +371,34 @@ def test_pipemare_continues_at_the_update_count_of_the_run(tmp_path: Path) -> No
         if isinstance(part, _RateScaling)
     ]
     assert set(counts) == {BEFORE + AFTER}
+
+
+def test_a_resumed_run_knows_the_updates_of_each_chunk(tmp_path: Path) -> None:
+    """Chunk 1 alone skipped a mini-batch, so its rates are one update behind; PipeMare's scale is, too."""
+
+    def made(*poisoned: int) -> weft.Pipeline:
+        return weft.Pipeline(
+            models.build("mlp", models.Poison(1, poisoned, "weight"), 1),
+            loss_fn=models.loss_fn,
+            optimizer=models.OPTIMIZERS["adam"],
+            lr_scheduler=models.SCHEDULERS["halved"],
+            schedule="pipedream",
+            microbatches=1,
+            stages=4,
+            balance=models.BALANCE[4],
+            cure=weft.cures.PipeMare(anneal=20),
+            nan="skip",
+        )
+
+    data, saved, resumed = models.batches("mlp", 10), made(2), made()
+    models.feed(saved, data[:5], ())
+    saved.save(tmp_path / "saved")
+    resumed.load(tmp_path / "saved")
+    for pipe in (saved, resumed):
+        updates = [built.chunk.sets[0].updater.updates for built in pipe._assembly.chunks.values()]
+        assert updates == [5, 4, 5, 5]
+    runs = [models.feed(pipe, data[5:], ()) for pipe in (saved, resumed)]
+    assert models.differences(*runs) == {}
 
 
 # Real ranks

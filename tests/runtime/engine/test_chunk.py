@@ -285,6 +285,8 @@ def test_sparse_gradients(name: str) -> None:
         data = [(torch.arange(ROWS) + t, y) for t, (_, y) in enumerate(batches(3))]
         states.append(train(pipeline(model, schedule=name, optimizer=descent), data))
     assert differing(*states, within=1e-6) == []
+    checked = train(pipeline(model, schedule=name, optimizer=descent, nan="skip"), data)
+    assert differing(checked, states[1]) == []
 
 
 def descent(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

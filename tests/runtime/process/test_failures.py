@@ -63,13 +63,19 @@ class Trap(nn.Linear):
 
 
 class BrokenSGD(torch.optim.SGD):
-    def step(self, closure: Any = None) -> NoReturn:
-        fail("no such state")
+    """Breaks on rank 0."""
+
+    def step(self, closure: Any = None) -> Any:
+        if dist.get_rank() == 0:
+            fail("no such state")
+        return super().step()
 
 
 class BrokenScheduler(torch.optim.lr_scheduler.ConstantLR):
+    """Breaks on rank 1."""
+
     def step(self, epoch: Any = None) -> None:
-        if self.last_epoch >= 0:
+        if self.last_epoch >= 0 and dist.get_rank() == 1:
             fail("no such rate")
         super().step()
 
@@ -141,16 +147,15 @@ def loss_function(rank: int) -> None:
     def broken(output: Tensor, target: Tensor) -> Tensor:
         fail("no such class")
 
-    train(pipeline(loss_fn=broken if rank == RANKS - 1 else mean_square))
+    train(pipeline(loss_fn=broken))  # which only the last rank calls
 
 
 def optimizer(rank: int) -> None:
-    train(pipeline(optimizer=functools.partial(BrokenSGD, lr=0.1) if rank == 0 else sgd))
+    train(pipeline(optimizer=functools.partial(BrokenSGD, lr=0.1)))
 
 
 def rate(rank: int) -> None:
-    plain = torch.optim.lr_scheduler.ConstantLR
-    train(pipeline(lr_scheduler=BrokenScheduler if rank == 1 else plain, schedule="wpipe", microbatches=6), 2)
+    train(pipeline(lr_scheduler=BrokenScheduler, schedule="wpipe", microbatches=6), 2)
 
 
 def evaluate(rank: int) -> None:
@@ -214,6 +219,44 @@ def other_schedule(rank: int) -> None:
     pipeline(schedule="gpipe" if rank == 2 else "1f1b")
 
 
+def other_rate(rank: int) -> None:
+    """The first rank has no parameters, and so no optimizer to compare."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    rate = 0.2 if rank == 2 else 0.1
+    pipeline(model=model, optimizer=lambda params: torch.optim.SGD(params, lr=rate), balance=[1, 1, 1])
+
+
+def other_optimizer(rank: int) -> None:
+    pipeline(optimizer=torch.optim.Adam if rank == 1 else torch.optim.AdamW)
+
+
+def other_scheduler(rank: int) -> None:
+    schedulers = torch.optim.lr_scheduler
+    pipeline(lr_scheduler=schedulers.ConstantLR if rank == 1 else schedulers.LinearLR)
+
+
+def other_loss(rank: int) -> None:
+    pipeline(loss_fn=nn.MSELoss(reduction="sum" if rank == 2 else "mean"))
+
+
+def other_torch_version(rank: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(torch, "__version__", "1.0.0")
+        pipeline()
+
+
+def bad_optimizer(rank: int) -> None:
+    """One rank can't build its chunk, and the others need not wait for the deadline."""
+
+    def broken(params: Any) -> torch.optim.Optimizer:
+        return fail("no such rule") if rank == 1 else sgd(params)
+
+    note()
+    pipeline(optimizer=broken)
+
+
 def flush_for_step(rank: int) -> weft.Pipeline:
     """In an asynchronous pipeline, where the flush itself waits for other ranks."""
     pipe = pipeline(deadline=SHORT, schedule="2bw")
@@ -250,6 +293,7 @@ CASES: list[Callable[[int], weft.Pipeline | None]] = [
     *(forward, backward, backward_in_the_drain, loss_function, optimizer, rate, evaluate),
     *(bad_batch, no_inputs, bad_loss, not_a_number, again),
     *(other_structure, other_shapes, other_values, other_settings, other_schedule),
+    *(other_rate, other_optimizer, other_scheduler, other_loss, other_torch_version, bad_optimizer),
     *(flush_for_step, one_step_more, report_alone, state_alone),
 ]
 
@@ -381,6 +425,11 @@ def test_a_broken_pipeline_reports_the_first_error(caught: Caught) -> None:
         ("other_values", "the values of 0.weight on rank 1 differ from rank 0's; call torch.manual_seed"),
         ("other_settings", "all ranks need the same seed (rank 0: 4, rank 1: 5)"),
         ("other_schedule", "all ranks need the same schedule"),
+        ("other_rate", "all ranks need the same optimizer.lr (rank 1: 0.1, rank 2: 0.2); build the pipeline with"),
+        ("other_optimizer", "same optimizer (rank 0: torch.optim.adamw.AdamW, rank 1: torch.optim.adam.Adam)"),
+        ("other_scheduler", "same lr_scheduler (rank 0: torch.optim.lr_scheduler.LinearLR, rank 1: torch.optim."),
+        ("other_loss", "all ranks need the same loss_fn.reduction (rank 0: mean, rank 2: sum); build the pipeline"),
+        ("other_torch_version", f"version of torch (rank 0: {torch.__version__}, rank 1: 1.0.0); install the same"),
     ],
 )
 def test_ranks_that_differ_are_refused_before_training(caught: Caught, case: str, words: str) -> None:
@@ -389,6 +438,13 @@ def test_ranks_that_differ_are_refused_before_training(caught: Caught, case: str
     assert {error.error for error in errors} == {"WeftError"}
     assert len({error.text for error in errors}) == 1
     assert words in errors[0].text
+
+
+def test_a_chunk_that_one_rank_cannot_build_ends_all(caught: Caught) -> None:
+    errors = caught.errors["bad_optimizer"]
+    assert [error.error for error in errors] == ["PeerError", "LookupError", "PeerError"]
+    assert errors[0].text == "rank 1 could not build its chunks: LookupError: no such rule"
+    assert seconds(errors) < SOON
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from torch import Tensor
 from weft import faults
 from weft.errors import WeftError
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
-from weft.runtime.weights.gradient_sync import Average, Clip, GradientSync, PendingUpdate, Stage, Tie
+from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, PendingUpdate, Stage, Tie
 
 LONG = 60.0  # seconds, the timeout of waits that must succeed
 A, B, C = (0, 0, 0), (0, 1, 0), (0, 2, 0)
@@ -245,14 +246,15 @@ def gradient_sync(
     *,
     replicas: int = 1,
     clip_norm: float | None = None,
+    skip: bool = False,
     averages: Mapping[Member, Group] | None = None,
     ties: Mapping[Member, Group] | None = None,
     norms: Mapping[Member, Group] | None = None,
     sums: GroupSums | None = None,
 ) -> GradientSync:
     stages: list[Stage] = [Average(groups=averages or {}, replicas=replicas), Tie(groups=ties or {})]
-    if clip_norm is not None:
-        stages.append(Clip(groups=norms or {}, ties=ties or {}, limit=clip_norm))
+    if clip_norm is not None or skip:
+        stages.append(Norm(groups=norms or {}, ties=ties or {}, limit=clip_norm, skip=skip))
     return GradientSync(sums=sums or GroupSums(local, {}), stages=stages)
 
 
@@ -319,7 +321,7 @@ def test_a_missing_gradient_counts_as_zero_unless_all_members_miss_it() -> None:
 def test_sparse_gradients_are_refused() -> None:
     members = [(0, chunk, 1) for chunk in (0, 3)]
     reducer = gradient_sync(set(members), ties=dict.fromkeys(members, group(*members)))
-    with pytest.raises(WeftError, match="sparse gradients can't be averaged, tied or clipped"):
+    with pytest.raises(WeftError, match="sparse gradients can't be averaged or tied"):
         reducer.begin(pending(members[0], torch.ones(2).to_sparse()))
 
 
@@ -343,6 +345,50 @@ def test_the_norm_is_clipped_over_all_chunks(limit: float) -> None:
         assert parameter.grad is not None
         torch.testing.assert_close(own, parameter.grad, rtol=1e-6, atol=0)
         assert limit < norm or torch.equal(own, parameter.grad)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_a_norm_that_is_not_finite_skips_the_whole_group(limit: float | None, value: float) -> None:
+    """Gradients of the others are not scaled into NaN."""
+    members = [(0, chunk, 0) for chunk in range(3)]
+    reducer = gradient_sync(set(members), clip_norm=limit, skip=True, norms=dict.fromkeys(members, group(*members)))
+    found = {member: pending(member, torch.full((2,), value if member[1] == 1 else 1.0)) for member in members}
+    sync(reducer, list(found.values()))
+    assert all(update.skip for update in found.values())
+    assert [gradients(update)[0][0].item() for update in found.values()] == pytest.approx([1, value, 1], nan_ok=True)
+
+
+def test_a_norm_without_a_limit_leaves_gradients_as_they_are() -> None:
+    gradient = torch.full((3,), 1e-41)  # any product may flush it to zero
+    reducer = gradient_sync({A}, skip=True, norms={A: group(A)})
+    update = pending(A, gradient)
+    sync(reducer, [update])
+    assert (update.gradients[0] is gradient, gradient._version, update.skip) == (True, 0, False)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_nan_of_one_replica_makes_all_skip(bad: int) -> None:
+    """The mean over replicas comes first, and is NaN on all of them."""
+    members = [(replica, 0, 0) for replica in range(2)]
+    norms = {member: group(member, name=f"norm {member[0]}") for member in members}
+    reducer = gradient_sync(
+        set(members), replicas=2, skip=True, averages=dict.fromkeys(members, group(*members)), norms=norms
+    )
+    found = {member: pending(member, torch.full((2,), math.nan if member[0] == bad else 1.0)) for member in members}
+    sync(reducer, list(found.values()))
+    assert all(update.skip for update in found.values())
+
+
+def test_sparse_gradients_have_a_norm_and_are_clipped() -> None:
+    """Entries of the same row add up: 3 and 4 in one place, 24 in another, so the norm is 25."""
+    indices, values = torch.tensor([[1, 4, 1]]), torch.tensor([3.0, 24.0, 4.0])
+    sparse = torch.sparse_coo_tensor(indices, values, (6,), check_invariants=True)
+    reducer = gradient_sync({A}, clip_norm=5.0, norms={A: group(A)})
+    update = pending(A, sparse)
+    sync(reducer, [update])
+    assert update.norm == pytest.approx(25)
+    torch.testing.assert_close(gradients(update)[0].to_dense(), torch.tensor([0, 1.4, 0, 0, 4.8, 0]))
 
 
 def test_tied_weights_count_once_in_a_norm() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
-from weft.runtime.weights.gradient_sync import Average, Clip, GradientSync, PendingUpdate, Stage
+from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, PendingUpdate, Stage
 
 WIDTH, UPDATES = 4, 5
 
@@ -85,7 +85,7 @@ def test_a_newer_update_never_overtakes_an_older_one() -> None:
     groups = {name: {member: Group(name=name, members=(member,))} for name in ("average", "norm")}
     stages: list[Stage] = [
         Average(groups=groups["average"], replicas=2),
-        Clip(groups=groups["norm"], ties={}, limit=1.0),
+        Norm(groups=groups["norm"], ties={}, limit=1.0, skip=False),
     ]
     sync = GradientSync(sums=Sums({member}, {}), stages=stages)
     gradient = torch.ones(3)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from weft import faults
+from weft.errors import PeerError, one_line
 from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
+from weft.runtime.assembly.description import describe_loss, describe_updates, versions
 from weft.runtime.assembly.layout import Layout, layout_of
 from weft.runtime.assembly.settings import Settings, check_weights
 from weft.runtime.comm import Collectives, Transport
@@ -18,6 +21,10 @@ from weft.runtime.partition import chunk_layers, layered_model
 from weft.runtime.update import cure_for
 from weft.runtime.weights import GradientSync, gradient_sync_for
 from weft.schedule import Program, Schedule, lower, verify_program, write_csv
+
+SAME_OPTIMIZER = (
+    "build the pipeline with the same arguments everywhere, and give layers options of their own by parameter groups"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +73,9 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
     compared = {"schedule": write_csv(schedule)} | settings.compared()
     compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}
-    own = {"settings": compared, "model": consistency.fingerprint(whole.state)}
+    compared |= describe_loss(settings.loss_fn)
+    own = {"versions": versions(), "settings": compared, "model": consistency.fingerprint(whole.state)}
+    faults.hit("agreement")
     consistency.check(collectives.all_gather(own, purpose="compare settings and model"))
     layout = layout_of(whole, counts, program)
     compute = ComputeSettings(
@@ -80,12 +89,16 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     )
     local = resolve.local_chunks(schedule, settings.replicas)
     predicts = resolve.prediction_for(program, settings.predict or {})
-    chunks = {
-        (replica, number): build_chunk(
-            layout, number, layers, settings=settings, compute=compute, predicts=predicts, cure=cure
-        )
-        for (replica, number), layers in zip(local, layout.layers_of([number for _, number in local]), strict=True)
-    }
+
+    def build() -> dict[tuple[int, int], BuiltChunk]:
+        return {
+            (replica, number): build_chunk(
+                layout, number, layers, settings=settings, compute=compute, predicts=predicts, cure=cure
+            )
+            for (replica, number), layers in zip(local, layout.layers_of([number for _, number in local]), strict=True)
+        }
+
+    chunks = _build_together(build, collectives)
     gradient_sync = gradient_sync_for(
         program,
         set(local),
@@ -93,6 +106,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         transport.all_reduce,
         replicas=settings.replicas,
         clip_norm=settings.clip_norm,
+        skip_nan=settings.nan == "skip",
     )
     return Assembly(
         settings=replace(settings, example=None),  # a batch that nothing needs any more
@@ -105,6 +119,28 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         gradient_sync=gradient_sync,
         driver=_driver(layout, chunks, transport, gradient_sync, settings),
     )
+
+
+def _build_together(
+    build: Callable[[], dict[tuple[int, int], BuiltChunk]], collectives: Collectives
+) -> dict[tuple[int, int], BuiltChunk]:
+    """Build this process's chunks; all processes refuse optimizers that differ, and chunks that one can't build."""
+    chunks: dict[tuple[int, int], BuiltChunk] = {}
+    problem: Exception | None = None
+    try:
+        chunks = build()
+    except Exception as error:
+        problem = error
+    sets = [parameters for built in chunks.values() for parameters in built.chunk.sets]
+    own = {"problem": None if problem is None else one_line(problem), "updates": describe_updates(sets)}
+    ranks = collectives.all_gather(own, purpose="build their chunks")
+    if problem is not None:
+        raise problem
+    for rank, other in enumerate(ranks):
+        if other["problem"] is not None:
+            raise PeerError(f"rank {rank} could not build its chunks: {other['problem']}")
+    consistency.check_same([rank["updates"] for rank in ranks], remedy=SAME_OPTIMIZER)
+    return chunks
 
 
 def _driver(
@@ -133,6 +169,7 @@ def _driver(
                 inbox=transport.inbox(number),
                 send=transport.sender(number),
                 skip_nan=settings.nan == "skip",
+                max_skips=settings.max_skips,
                 telemetry=settings.telemetry or 0,
             )
         )

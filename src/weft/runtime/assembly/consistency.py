@@ -18,7 +18,7 @@ def fingerprint(state: Mapping[str, Tensor]) -> list[list[Any]]:
     """Name, form, and a digest of some elements, of every tensor of a model."""
     first: dict[int, str] = {}
     return [
-        [name, _form(tensor, first.setdefault(id(tensor), name)), _digest(tensor)] for name, tensor in state.items()
+        [name, _form(tensor, first.setdefault(id(tensor), name)), digest_of(tensor)] for name, tensor in state.items()
     ]
 
 
@@ -27,7 +27,8 @@ def _form(tensor: Tensor, first: str) -> str:
     return f"{tuple(tensor.shape)}, {tensor.dtype}, {trained}, held as {first}"
 
 
-def _digest(tensor: Tensor) -> str:
+def digest_of(tensor: Tensor) -> str:
+    """A digest of some elements."""
     if tensor.device.type == "meta" or not tensor.numel():
         return ""
     flat = tensor.detach().reshape(-1)
@@ -36,16 +37,28 @@ def _digest(tensor: Tensor) -> str:
 
 
 def check(ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the settings and the model of all ranks with those of rank 0."""
-    first = ranks[0]
+    """Compare the versions, the settings and the model of all ranks with those of rank 0."""
+    versions = [rank.get("versions", {}) for rank in ranks]  # an older weft does not tell its own
+    check_same(versions, what="version of {}", remedy="install the same one everywhere")
+    check_same([rank["settings"] for rank in ranks])
     for rank, other in enumerate(ranks):
-        for setting, value in first["settings"].items():
-            if other["settings"].get(setting) != value:
-                raise WeftError(
-                    f"all ranks need the same {setting} (rank 0: {value}, rank {rank}: "
-                    f"{other['settings'].get(setting)}); build the pipeline with the same arguments everywhere"
-                )
-        _check_models(first["model"], other["model"], rank)
+        _check_models(ranks[0]["model"], other["model"], rank)
+
+
+def check_same(
+    ranks: Sequence[Mapping[str, Any] | None],
+    *,
+    what: str = "{}",
+    remedy: str = "build the pipeline with the same arguments everywhere",
+) -> None:
+    """Compare values by name with those of the first rank that has any."""
+    compared = [(rank, values) for rank, values in enumerate(ranks) if values is not None]
+    for rank, values in compared[1:]:
+        first, expected = compared[0]
+        for name in {**expected, **values}:
+            if (value := expected.get(name)) != (other := values.get(name)):
+                both = f"rank {first}: {value}, rank {rank}: {other}"
+                raise WeftError(f"all ranks need the same {what.format(name)} ({both}); {remedy}")
 
 
 def _check_models(first: list[list[Any]], other: list[list[Any]], rank: int) -> None:

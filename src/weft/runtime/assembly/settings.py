@@ -71,7 +71,14 @@ def _check_precision(precision: Any) -> None:
 
 def _check_nan(nan: Any) -> None:
     if nan not in ("stop", "skip"):
-        raise WeftError(f'nan is "stop" or "skip": what to do with a mini-batch whose loss is not finite (got {nan!r})')
+        raise WeftError(
+            'nan is "stop" or "skip": what to do with a mini-batch whose loss or gradients are not finite '
+            f"(got {nan!r})"
+        )
+
+
+def _check_max_skips(max_skips: Any) -> None:
+    check_sizes(max_skips=max_skips)
 
 
 def _check_seed(seed: Any) -> None:
@@ -119,6 +126,7 @@ class Settings:
     clip_norm: float | None = _option(None, check=_check_clip_norm, same=True)
     precision: Literal["fp32", "bf16"] | None = _option(None, check=_check_precision, same=True)
     nan: Literal["stop", "skip"] = _option("stop", check=_check_nan, same=True)
+    max_skips: int = _option(10, check=_check_max_skips, same=True)
     seed: int = _option(0, check=_check_seed, same=True, about=True)
     deadline: float = _option(60.0, check=_check_deadline)
     cut: Sequence[str] | None = _option(None)

@@ -109,6 +109,7 @@ def state_of(parameter_set: ParameterSet, tensors: dict[str, Tensor]) -> dict[st
         scheduled = {"kind": type(scheduler).__name__, "state": states["scheduler"].shared}
     return {
         "optimizer": type(optimizer).__name__,
+        "updates": parameter_set.updater.updates,
         "groups": groups,
         "scheduler": encode(scheduled, f"scheduler/{first}", tensors),
         "parameters": parameters,
@@ -142,7 +143,7 @@ class _SavedParameter(NamedTuple):
 
 
 class SavedSets:
-    """The state of all parameter sets of a checkpoint."""
+    """The state of all parameter sets of a checkpoint; `updates` is for old ones, without a count for each set."""
 
     def __init__(self, sets: Sequence[dict[str, Any]], fetch: Fetch, *, updates: int) -> None:
         self.parameters = {
@@ -173,9 +174,13 @@ class SavedSets:
                 raise IncompatibleCheckpoint(str(problem)) from problem
             loads.append((part, state))
 
+        saved_sets = [self.parameters[name].saved_set for name in parameter_set.names]
+        updates = max(int(saved_set.get("updates", self._updates)) for saved_set in saved_sets)
+
         def load() -> None:
+            parameter_set.updater.updates = updates
             for part, state in loads:
-                part.load(state, updates=self._updates)
+                part.load(state, updates=updates)
 
         return load
 

@@ -34,7 +34,7 @@ class Completed:
 
     minibatch: int
     loss: float
-    skipped: bool
+    skipped: bool  # by one of its chunks
     norm: float | None
 
 
@@ -57,22 +57,28 @@ class Worker:
         inbox: Inbox,
         send: Send,
         skip_nan: bool,
+        max_skips: int,
         telemetry: int = 0,
     ) -> None:
         self.rank, self.replica, self.programs, self.chunks = rank, replica, programs, chunks
         self.schedule = programs[0].schedule
         self.number = replica * self.schedule.stages + rank  # among all ranks of all replicas
-        self._set_programs, self._gradient_sync, self._skip_nan = set_programs, gradient_sync, skip_nan
+        self._set_programs, self._gradient_sync = set_programs, gradient_sync
+        self._skip_nan, self._max_skips = skip_nan, max_skips
         self.inbox, self._send = inbox, send
         self.inputs: dict[int, Any] = {}  # of micro-batches that have not begun
         self.targets: dict[int, Any] = {}
         self.completed: Completed | None = None
-        self.skipped = 0
+        self.skipped = 0  # mini-batches that some chunk of this rank skipped
+        self._skipped_in_a_row = 0
+        self._skips: set[int] = set()  # mini-batches with a skip, until all parameter sets have had them
         self.begun = 0  # mini-batches of this run before the last flush
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)  # by chunk and mini-batch
         self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks that have finished it
+        self._settled: dict[int, int] = defaultdict(int)  # mini-batch -> parameter sets that have, tied ones too
         self._sets = [parameters for chunk in chunks.values() for parameters in chunk.sets]
         self._progress = 0  # stages of gradient sync finished
+        self._located: WeftError | None = None  # the error that ended the run
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
         self.meter = Meter()
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
@@ -107,12 +113,17 @@ class Worker:
 
     @contextlib.contextmanager
     def locating_errors(self, chunk: int, minibatch: int, action: Action | None = None) -> Iterator[None]:
-        """Let an error say where it happened; without an action, in an update."""
+        """Let an error say where it happened; without an action, in an update.
+
+        A pass may have to make an update first, whose error has its own place.
+        """
         try:
             yield
         except (RunError, LinkError):
             raise
         except Exception as problem:
+            if problem is self._located:
+                raise
             unit = "update"
             if action is not None and action.op != Op.U:
                 unit = f"micro-batch {action.index % self.schedule.microbatches}"
@@ -120,7 +131,8 @@ class Worker:
             place += "" if action is None else f" ({action})"
             if isinstance(problem, WeftError):
                 kind = Diverged if isinstance(problem, Diverged) else WeftError
-                raise kind(f"{place}: {problem}") from problem
+                self._located = kind(f"{place}: {problem}")
+                raise self._located from problem
             raise RunError(f"{place}: {type(problem).__name__}: {problem}") from problem
 
     # Waiting
@@ -280,6 +292,13 @@ class Worker:
                 '(nan="skip" skips such mini-batches and counts them)'
             )
 
+    def _check_norm(self, update: PendingUpdate) -> None:
+        if update.norm is not None and not math.isfinite(update.norm) and not self._skip_nan:
+            raise Diverged(
+                f"the norm of the gradients is {update.norm} (loss: {update.loss}); lower the learning rate or look at "
+                'the data (nan="skip" skips such mini-batches and counts them)'
+            )
+
     # Updates
 
     def _update(self, task: Task) -> Waits:
@@ -311,30 +330,54 @@ class Worker:
         self.meter.end(step, start)
 
     def _apply(self, chunk: int, parameters: ParameterSet, update: PendingUpdate) -> None:
+        self._check_norm(update)
         own = parameters is self.chunks[chunk].sets[0]  # not tied ones, which may still be pending
         if own and self.staleness[chunk].due(update.minibatch):
             self.staleness[chunk].measure(update.minibatch, parameters.versions.live)
         if update.skip:
+            self._skips.add(update.minibatch)
             parameters.skip()
         else:
             parameters.update(update.gradients)
         self.memory.count_weights()
         if own:
-            self._complete(
-                Completed(minibatch=update.minibatch, loss=update.loss, skipped=update.skip, norm=update.norm)
+            self._complete(update)
+        self._settle(update)
+
+    def _complete(self, update: PendingUpdate) -> None:
+        """A chunk has finished a mini-batch; the rank has when its last chunk has."""
+        minibatch = update.minibatch
+        self._updated[minibatch] += 1
+        if self._updated[minibatch] == len(self.chunks):
+            del self._updated[minibatch]
+            self.completed = Completed(
+                minibatch=minibatch, loss=update.loss, skipped=minibatch in self._skips, norm=update.norm
             )
 
-    def _complete(self, completed: Completed) -> None:
-        """A chunk has finished a mini-batch; the rank has when its last chunk has."""
-        self._updated[completed.minibatch] += 1
-        if self._updated[completed.minibatch] == len(self.chunks):
-            del self._updated[completed.minibatch]
-            self.completed = completed
-            self.skipped += completed.skipped
+    def _settle(self, update: PendingUpdate) -> None:
+        """A parameter set has finished a mini-batch; when the last one has, count whether it was skipped."""
+        minibatch = update.minibatch
+        self._settled[minibatch] += 1
+        if self._settled[minibatch] < len(self._sets):
+            return
+        del self._settled[minibatch]
+        if minibatch not in self._skips:
+            self._skipped_in_a_row = 0
+            return
+        self._skips.remove(minibatch)
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row == self._max_skips:
+            raise Diverged(
+                f"{self._max_skips} mini-batches in a row were skipped, because their loss or gradients are not finite "
+                f"(loss: {update.loss}, norm of the gradients: {update.norm}); lower the learning rate or look at the "
+                f"data, or raise max_skips={self._max_skips}"
+            )
 
     def resume(self, *, begun: int, skipped: int, completed: Completed | None) -> None:
         """Continue the counts of a run that was saved."""
         self.begun, self.skipped, self.completed = begun, skipped, completed
+        self._skipped_in_a_row = 0
 
     def restart(self, minibatches: int) -> None:
         """After a flush of `minibatches`: versions and micro-batches count from 0."""

@@ -42,6 +42,7 @@ class Updater:
         delay: float = 0,
     ) -> None:
         self.live = live
+        self.updates = 0  # made so far, without skipped mini-batches
         self.parts: list[UpdatePart] = []
         if not live:
             return
@@ -73,6 +74,7 @@ class Updater:
                 entered.enter_context(part.step())
         for parameter in self.live:
             parameter.grad = None
+        self.updates += 1
 
     def skip(self) -> None:
         """A mini-batch makes no update."""

@@ -1,6 +1,7 @@
 """Which weights a pass reads, and how gradients become an update.
 
-A `ParameterSet` keeps the versions of a chunk's weights; `GradientSync` averages, ties and clips gradients over ranks.
+A `ParameterSet` keeps the versions of a chunk's weights; `GradientSync` averages, ties, checks and clips gradients over
+ranks.
 """
 
 from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate

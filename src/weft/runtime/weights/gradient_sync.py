@@ -1,4 +1,4 @@
-"""From the gradients that a chunk computed to those that its update takes: a list of stages, [average, tie, clip].
+"""From the gradients that a chunk computed to those that its update takes: a list of stages, [average, tie, norm].
 
 Each stage is a sum over the members of a group, most of them on other ranks, so an update is *pending* for some time:
 until its version is read for the first time. A version that is read late enough (a delay of one, or other chunks'
@@ -12,6 +12,7 @@ in the same cycle; `norm_groups` and the tied programs see to that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -34,8 +35,8 @@ class PendingUpdate:
     parameters: Sequence[Tensor]
     gradients: Gradients
     loss: float
-    skip: bool  # the loss is not finite, and the update of such a mini-batch is skipped
-    norm: float | None = None  # of the group's gradients, before clipping
+    skip: bool  # the loss, or the norm, is not finite, and the update of such a mini-batch is skipped
+    norm: float | None = None  # of the group's gradients, before clipping, where there is a norm
     stages: list[Stage] = field(default_factory=list)  # that are left, the one under way first
     sum: Future[Parts] | None = None  # of the stage under way
 
@@ -92,24 +93,31 @@ class Tie:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clip:
-    """Gradients scaled down where the norm over all chunks of a group is above the limit."""
+class Norm:
+    """The norm over all chunks of a group. All of them clip by it, and skip an update whose norm is not finite.
+
+    `ties` are the groups of tied weights, which count once.
+    """
 
     groups: Mapping[Member, Group]
     ties: Mapping[Member, Group]
-    limit: float
+    limit: float | None  # None: gradients are not clipped
+    skip: bool
 
     def part(self, update: PendingUpdate) -> Parts:
         member = update.member
-        first = member not in self.ties or self.ties[member].members[0] == member  # tied weights count once
-        norm = torch.nn.utils.get_total_norm(update.present() if first else [])
+        first = member not in self.ties or self.ties[member].members[0] == member
+        norm = torch.nn.utils.get_total_norm([_dense(gradient) for gradient in update.present()] if first else [])
         return [norm.to("cpu", torch.float64).reshape(1) ** 2]
 
     def apply(self, update: PendingUpdate, total: Parts) -> None:
         update.norm = total[0].sqrt().item()
-        scale = min(1.0, self.limit / (update.norm + 1e-6))  # the same as torch.nn.utils.clip_grad_norm_
-        for gradient in update.present():
-            gradient.mul_(scale)
+        if not math.isfinite(update.norm):  # without skip, the worker refuses such an update
+            update.skip = update.skip or self.skip
+        elif self.limit is not None:
+            scale = min(1.0, self.limit / (update.norm + 1e-6))  # the same as torch.nn.utils.clip_grad_norm_
+            for gradient in update.present():
+                gradient.mul_(scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +136,6 @@ class GradientSync:
 
     def begin(self, update: PendingUpdate) -> None:
         """Start the first stage of an update."""
-        if any(gradient.is_sparse for gradient in update.present()):
-            raise WeftError("sparse gradients can't be averaged, tied or clipped; use sparse=False, or none of these")
         update.stages = [stage for stage in self.stages if update.member in stage.groups]
         self._start(update)
 
@@ -157,8 +163,15 @@ class GradientSync:
             update.sum = self.sums.add(stage.groups[update.member], update.minibatch, update.member, stage.part(update))
 
 
+def _dense(gradient: Tensor) -> Tensor:
+    """A tensor with the same norm."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
 def _pack(update: PendingUpdate) -> Parts:
     """Gradients to be added up, zeros for those that are missing here; at the end, loss, skip and what was present."""
+    if any(gradient.is_sparse for gradient in update.present()):
+        raise WeftError("sparse gradients can't be averaged or tied; use sparse=False, or neither replicas nor ties")
     present = [float(gradient is not None) for gradient in update.gradients]
     numbers = torch.tensor([update.loss, float(update.skip), *present], dtype=torch.float64)
     gradients = [

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from weft.errors import WeftError
 from weft.runtime.comm import AllReduce
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member
-from weft.runtime.weights.gradient_sync import Average, Clip, GradientSync, Stage, Tie
-from weft.schedule import Op, Program
+from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, Stage, Tie
+from weft.schedule import Op, Program, Schedule
 
 MOST_NORMS = 2  # WPipe's two groups; more would clip single stages
 
@@ -19,11 +19,15 @@ def norm_groups(program: Program) -> list[list[int]]:
     """Chunks that can share a norm without a stall: neighbours that read equally late, micro-batch by micro-batch.
 
     The norm of a mini-batch is known when its last backward is done, in the first chunk. A chunk that reads less late
-    than the first one would have to wait for it: WPipe's second group, so its two groups have a norm each.
+    than the first one would have to wait for it: WPipe's second group, so its two groups have a norm each. So would a
+    chunk whose next backward reads the update at once, unless its rank has work of other chunks in between.
     """
+    schedule = program.schedule
+    at_once = schedule.weights.backward == "newest" and schedule.chunks == schedule.stages
     groups: list[list[int]] = []
-    for chunk in range(program.schedule.chunks):
-        if chunk and _delays(program, chunk) == _delays(program, chunk - 1):
+    for chunk in range(schedule.chunks):
+        delays = _delays(program, chunk)
+        if chunk and delays == _delays(program, chunk - 1) and not (at_once and any(delays)):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
@@ -47,6 +51,7 @@ def gradient_sync_for(
     *,
     replicas: int,
     clip_norm: float | None,
+    skip_nan: bool,
 ) -> GradientSync:
     """The gradient sync of this process, which holds the chunks `local` (replica and number).
 
@@ -66,9 +71,17 @@ def gradient_sync_for(
         stages.append(Average(groups=_by_member(_averages(members)), replicas=replicas))
     if ties:
         stages.append(Tie(groups=ties))
-    if clip_norm is not None:
-        norms = _norms(members, sets, program)
-        stages.append(Clip(groups=_by_member(norms), ties=ties, limit=clip_norm))
+    if clip_norm is not None or skip_nan:
+        chunks = norm_groups(program)
+        shared = _cover_most_chunks(chunks, schedule)
+        if clip_norm is not None and not shared:
+            raise WeftError(
+                f"clip_norm needs one norm over all chunks, and {schedule.name}'s chunks update at {len(chunks)} "
+                "different delays, so it would have to wait; use 2bw (without prediction), wpipe (a norm for each of "
+                "its two groups) or a synchronous schedule"
+            )
+        norms = _by_member(_norms(members, sets, chunks, _tied_homes(sets, program) if shared else {}))
+        stages.append(Norm(groups=norms, ties=ties if shared else {}, limit=clip_norm, skip=skip_nan))
     across: dict[str, AllReduce] = {}
     for group in {group.name: group for stage in stages for group in stage.groups.values()}.values():
         ranks = sorted({replica * schedule.stages + schedule.placement[chunk] for replica, chunk, _ in group.members})
@@ -104,23 +117,38 @@ def _ties(members: list[Member], sets: Sequence[Sequence[tuple[int, ...]]]) -> l
     ]
 
 
-def _norms(members: list[Member], sets: Sequence[Sequence[tuple[int, ...]]], program: Program) -> list[Group]:
-    schedule, groups = program.schedule, norm_groups(program)
+def _cover_most_chunks(groups: Sequence[Sequence[int]], schedule: Schedule) -> bool:
+    """Whether there are at most two norms, none of them of a single rank among several."""
     alone = schedule.stages > 1 and any(len({schedule.placement[chunk] for chunk in chunks}) == 1 for chunks in groups)
-    if len(groups) > MOST_NORMS or alone:
-        raise WeftError(
-            f"clip_norm needs one norm over all chunks, and {schedule.name}'s chunks update at {len(groups)} different "
-            "delays, so it would have to wait; use 2bw (without prediction), wpipe (a norm for each of its two groups) "
-            "or a synchronous schedule"
-        )
-    # Tied weights count in the chunk that reads them last, because their sum is not known before.
-    latest = {chunk: max(_delays(program, chunk)) for chunk in range(schedule.chunks)}
-    home = {m: max(sets[m[1]][m[2]] or m[1:2], key=lambda chunk: (latest[chunk], -chunk)) for m in members}
-    return [
-        Group(
-            name=f"norm of chunks {chunks[0]} to {chunks[-1]} of replica {replica}",
-            members=tuple(member for member in members if member[0] == replica and home[member] in chunks),
-        )
-        for replica in dict.fromkeys(member[0] for member in members)
-        for chunks in groups
-    ]
+    return len(groups) <= MOST_NORMS and not alone
+
+
+def _tied_homes(sets: Sequence[Sequence[tuple[int, ...]]], program: Program) -> dict[tuple[int, ...], int]:
+    """Tied weights count in the chunk that reads them last, because their sum is not known before."""
+    latest = {chunk: max(_delays(program, chunk)) for chunk in range(program.schedule.chunks)}
+    tied = {holders for chunk_sets in sets for holders in chunk_sets if holders}
+    return {holders: max(holders, key=lambda chunk: (latest[chunk], -chunk)) for holders in tied}
+
+
+def _norms(
+    members: list[Member],
+    sets: Sequence[Sequence[tuple[int, ...]]],
+    groups: Sequence[Sequence[int]],
+    tied_homes: Mapping[tuple[int, ...], int],
+) -> list[Group]:
+    """A group for some chunks of each replica.
+
+    Tied weights without a home have a norm of their own, so that no chunk waits for their sum. It is the same for all
+    holders, who have the same sum, so they need not ask each other.
+    """
+    found: dict[str, list[Member]] = {}
+    for replica, chunk, number in members:
+        holders = sets[chunk][number]
+        if holders and holders not in tied_homes:
+            name = f"norm of set {number} of chunk {chunk} of replica {replica}"
+        else:
+            home = tied_homes.get(holders, chunk)
+            chunks = next(chunks for chunks in groups if home in chunks)
+            name = f"norm of chunks {chunks[0]} to {chunks[-1]} of replica {replica}"
+        found.setdefault(name, []).append((replica, chunk, number))
+    return [Group(name=name, members=tuple(group)) for name, group in found.items()]
