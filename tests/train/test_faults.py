@@ -62,7 +62,7 @@ KILLS = {
     "all-reduce": ["all-reduce:3:1:kill"],
     "flush": ["flush:2:0:kill"],
     "evaluate": ["evaluate:9:1:kill"],
-    "chunk-write": ["chunk-write:22:1:kill"],  # in the second checkpoint
+    "chunk-write": ["chunk-write:60:1:kill"],  # in the second checkpoint
     "before-rename": ["before-rename:2:0:kill"],
     "before-latest": ["before-latest:2:0:kill"],
     "rotation": ["rotation:1:0:kill"],
