@@ -32,8 +32,10 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.imports import LAYERS, ROOMS
+from tests.train.test_start import TABLE
 
 from weft.cli import main
+from weft.faults import FAULTS, PHASES
 from weft.schedule import load_schedule_function, write_csv
 from weft.train.config import describe
 from weft.train.job import Job, job_of, job_of_run
@@ -204,7 +206,9 @@ def run_example(line: str) -> None:
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_every_command_of_a_page_runs(page: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_a_page_runs(
+    page: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran, updates = 0, UPDATES
     names: dict[str, object] = {}
     for language, text in blocks(page, "toml", "sh", "py"):
@@ -471,3 +475,47 @@ def test_keys_in_the_text_exist() -> None:
             if name.partition(".")[0] in sections:
                 known = name in keys or name.endswith((".toml", ".json", ".md", ".py"))
                 assert known, f"{page}.md names {name}"
+
+
+# Guarantees
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    rows = [line for line in text_of("guarantees").splitlines() if "`tests/" in line]
+    named = [(row, name) for row in rows for name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)]
+    assert len(rows) > 20
+    assert {row for row, _ in named} == set(rows)
+    for _, (file, test) in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{file} has no {test}"
+
+
+def test_the_page_of_guarantees_has_every_phase_and_fault() -> None:
+    page = text_of("guarantees")
+    table = page.partition("| phase | when |")[2]
+    assert dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", table, re.MULTILINE)) == PHASES
+    (faults,) = re.findall(r"The faults are (.*?)\. The phases", page, re.DOTALL)
+    assert re.findall(r"`([\w=A-Z]+)`", faults) == [*FAULTS, "slow=SECONDS"]
+
+
+def test_the_page_of_guarantees_has_the_default_deadlines() -> None:
+    job = job_of(None)
+    deadlines = dict(re.findall(r"^\| `(\w+\.\w+)`[^|]*\| (\d+) s \|", text_of("guarantees"), re.MULTILINE))
+    assert deadlines == {
+        "schedule.timeout": f"{job.schedule.timeout:g}",
+        "schedule.deadline": f"{job.schedule.deadline:g}",
+        "checkpoint.deadline": f"{job.checkpoint.deadline:g}",
+        "checkpoint.grace": f"{job.checkpoint.grace:g}",
+    }
+
+
+def test_the_table_of_starts_is_the_one_that_is_tested() -> None:
+    head, *rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in text_of("checkpoints").splitlines()
+        if line.startswith("|") and line.count("|") == 6 and "---" not in line
+    ]
+    assert [name.removeprefix("weft ") for name in head[1:]] == list(TABLE)
+    *states, running = rows
+    tested = [[outcome.removesuffix(" at 0").removesuffix(" at 4") for outcome in row] for row in TABLE.values()]
+    assert [list(column) for column in zip(*(row[1:] for row in states), strict=True)] == tested
+    assert running[1:] == ["refuses"] * len(TABLE)

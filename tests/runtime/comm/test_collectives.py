@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from weft.errors import RunError, WeftError
+from weft.errors import Diverged, RunError, ScheduleError, StorageError, WeftError
 from weft.runtime.comm import Collectives
 
 Launch = Callable[..., list[Any]]
@@ -77,6 +78,84 @@ def refusals() -> list[str]:
 
 def test_what_one_process_refuses_all_refuse_with_the_same_message(launch: Launch) -> None:
     assert launch(refusals, ranks=2) == [["sizes must be even (got 3)", "OSError: disk full"]] * 2
+
+
+def kinds() -> list[str]:
+    """The kind of an error, on the rank that has it and on the other."""
+    collectives = Collectives(deadline=30.0)
+    found = []
+    for problem in (StorageError("no space"), Diverged("not finite"), ScheduleError("rule", "broken")):
+
+        def work(problem: Exception = problem) -> None:
+            if collectives.rank == 1:
+                raise problem
+
+        try:
+            collectives.together(work, purpose="test", progress=lambda: 0)
+        except (WeftError, RunError) as raised:
+            found.append(f"{type(raised).__name__}: {raised}")
+    collectives.close()
+    return found
+
+
+def test_all_raise_the_kind_of_error_that_one_has(launch: Launch) -> None:
+    expected = ["StorageError: no space", "Diverged: not finite", "WeftError: rule: broken"]
+    assert launch(kinds, ranks=2) == [expected] * 2
+
+
+def slow_and_stuck() -> tuple[int, str]:
+    """Rank 1 works longer than the deadline, and moves; then it does not."""
+    collectives, moved, end = Collectives(deadline=30.0), [0], threading.Event()
+
+    def slow() -> int:
+        for _ in range(30 if collectives.rank == 1 else 0):
+            end.wait(0.05)
+            moved[0] += 1
+        return collectives.rank
+
+    result = collectives.together(slow, purpose="test", deadline=SHORT, progress=lambda: moved[0])
+    try:
+        collectives.together(
+            lambda: end.wait() if collectives.rank == 1 else True,
+            purpose="save the checkpoint",
+            deadline=SHORT,
+            progress=lambda: moved[0],
+        )
+    except StorageError as problem:
+        message = str(problem)
+    end.set()
+    assert collectives.all_gather("both go on", purpose="test") == ["both go on"] * 2
+    collectives.close()
+    return result, message
+
+
+def test_work_may_last_as_long_as_some_rank_moves(launch: Launch) -> None:
+    """A rank that has nothing to do knows that another one works; both give up together when it does not."""
+    waited = f"waited {SHORT:g} s for rank 1 to save the checkpoint, and no byte was moved in that time"
+    for rank, (result, message) in enumerate(launch(slow_and_stuck, ranks=2)):
+        assert result == rank
+        assert message.startswith(f"rank {rank} {waited}")
+
+
+def test_data_of_an_impossible_size_is_refused(launch: Launch) -> None:
+    assert launch(announcing, ranks=2) == ["RunError", "RunError"]
+
+
+def announcing() -> str:
+    """Rank 1 announces more than any machine has."""
+    collectives = Collectives(deadline=30.0)
+    gather = collectives._gather
+
+    def forged(own: torch.Tensor, purpose: str, deadline: float | None) -> list[torch.Tensor]:
+        gathered = gather(own, purpose, deadline)
+        gathered[1].fill_(2**62)
+        return gathered
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_gather", forged)
+        with pytest.raises(RunError, match="rank 1's data") as refused:
+            collectives.all_gather("data", purpose="test")
+    return type(refused.value).__name__
 
 
 def late() -> str:

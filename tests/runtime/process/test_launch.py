@@ -277,6 +277,20 @@ def test_a_rank_that_never_joins_is_named_and_prints_its_stack(scripts: Scripts)
     assert ", line 8 in stuck\n" in done.err
 
 
+def test_ranks_meet_without_memfd(scripts: Scripts) -> None:
+    """A sandbox may refuse it: the store is a file with a name then, and nothing of it is left."""
+    (said,) = scripts.run(
+        "import os\n"
+        "from rank_functions import none, report\n"
+        "def refused(*_):\n"
+        "    raise PermissionError(1, 'Operation not permitted')\n"
+        "if __name__ == '__main__':\n"
+        "    os.memfd_create = refused\n"
+        "    report(none, ranks=2)"
+    ).said
+    assert said["results"] == [None, None]
+
+
 # The death of the parent
 
 

@@ -3,16 +3,30 @@
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import weft
+from weft.errors import Diverged, StorageError
 from weft.runtime.comm import Collectives
 from weft.runtime.process import Status
-from weft.train.run import Batch, Ended, Evaluated, Event, Loop, LoopOptions, Saved, StalenessSampled, Stepped
+from weft.train.run import (
+    Batch,
+    Ended,
+    Evaluated,
+    Event,
+    Loop,
+    LoopOptions,
+    Saved,
+    SaveFailed,
+    StalenessSampled,
+    Stepped,
+)
 
 UPDATES, ROWS = 12, 8
 
@@ -136,3 +150,72 @@ def test_the_room_imports_neither_jobs_nor_torch() -> None:
     code = "import sys, weft.train.run; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert not {"torch", "weft.train.job", "weft.train.data", "weft.train.models"} & set(done.stdout.split())
+
+
+class FullDisk:
+    """Saves of a pipeline, some of which fail."""
+
+    def __init__(self, run: Run, *failing: int) -> None:
+        self.save, self.calls, self.failing = run.pipe.save, 0, failing
+
+    def __call__(self, path: Path, **options: Any) -> None:
+        self.calls += 1
+        if self.calls in self.failing:
+            raise StorageError("no space")
+        self.save(path, **options)
+
+
+def test_a_failed_save_is_an_event_and_the_next_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, evaluate_every=0)
+    monkeypatch.setattr(run.pipe, "save", FullDisk(run, 1))
+    assert run.loop.run(Batches()).outcome == "finished"
+    assert [(event.progress.update, event.problem) for event in run.of(SaveFailed)] == [(6, "no space")]
+    assert [event.path.name for event in run.of(Saved)] == ["update-12"]
+
+
+def test_a_subscriber_that_can_not_publish_is_a_failed_save(tmp_path: Path) -> None:
+    run = Run(tmp_path, evaluate_every=0)
+
+    def publish(event: Event) -> None:
+        if isinstance(event, Saved) and event.path.name == "update-6":
+            raise StorageError("no space for latest")
+
+    run.loop.subscribers.insert(0, publish)
+    run.loop.run(Batches())
+    assert [event.problem for event in run.of(SaveFailed)] == ["no space for latest"]
+
+
+def test_a_run_without_its_last_checkpoint_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, evaluate_every=0)
+    monkeypatch.setattr(run.pipe, "save", FullDisk(run, 2))
+    with pytest.raises(StorageError, match="the run ends without its last checkpoint: no space"):
+        run.loop.run(Batches())
+    assert run.of(Ended) == []
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    """The run ends as diverged, and the checkpoint before them stays."""
+    run = Run(tmp_path, evaluate_every=0)
+
+    def poison() -> dict[str, float]:
+        """In the evaluation before the last save, where no loss will show it."""
+        for worker in run.pipe._driver.workers:
+            worker.chunks[worker.rank].sets[0].versions.live[0].data.fill_(float("nan"))
+        return {"loss": 1.0}
+
+    run.loop._evaluate, run.loop.options = poison, replace(run.loop.options, evaluate_every=UPDATES)
+    with pytest.raises(Diverged, match=r"the weights of chunk 0 are not finite \(0.weight\), so they are not saved"):
+        run.loop.run(Batches())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update-6"]
+
+
+def test_a_loop_says_what_it_does(tmp_path: Path) -> None:
+    """For the parent, and for the file of the rank's status."""
+    run = Run(tmp_path)
+    phases = []
+    run.loop.subscribers.append(lambda event: phases.append((type(event), run.status.phase, run.status.limit)))
+    run.loop.run(Batches())
+    assert (Saved, "save", 600.0) in phases
+    assert (Stepped, "train", 60.0) in phases
+    assert run.status.phase == "start"
+    assert run.status.minibatch == UPDATES - 1
