@@ -228,6 +228,9 @@ def test_every_command_of_a_page_runs(
                 run_weft(line, updates, capsys)
             elif line.startswith("make "):
                 assert line.split()[1] in targets(), line
+            elif line.startswith("export "):
+                for setting in line.split()[1:]:
+                    monkeypatch.setenv(*setting.split("="))
             elif "examples/train.py" in line:
                 run_example(line)
             else:
