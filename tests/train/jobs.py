@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,10 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
 def summary(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return found
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

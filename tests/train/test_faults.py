@@ -17,7 +17,7 @@ import pytest
 from tests.helpers.faults import Trial
 from tests.helpers.rank_functions import eventually
 from tests.helpers.scripts import Commands, Done, Script
-from tests.train.jobs import lines, same, summary, tiny, train, weights
+from tests.train.jobs import free_port, lines, same, summary, tiny, train, weights
 
 from weft.faults import PHASES
 
@@ -238,13 +238,6 @@ def start_joined(commands: Commands, *arguments: str, port: int, restarts: int =
         other = [word for key, value in by_rank.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
         processes.append(commands.start("train", *arguments, *(other if rank else ())))
     return processes
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def test_a_restart_of_torchrun_resumes_whatever_the_command_says(

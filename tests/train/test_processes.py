@@ -7,7 +7,6 @@ Ranks are forked (see `tests/helpers/starter.py`), except under torchrun and in 
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ import pytest
 from tests.helpers.faults import Trial
 from tests.helpers.rank_functions import DEADLINE, eventually
 from tests.helpers.scripts import TORCHRUN, Commands, Script
-from tests.train.jobs import lines, same, summary, tiny, train, weights
+from tests.train.jobs import free_port, lines, same, summary, tiny, train, weights
 
 KILLS = int(os.environ.get("WEFT_KILLS", "1"))
 ENDLESS = {"train__updates": 100000}
@@ -57,7 +56,7 @@ def has_checkpoint(run: Path) -> bool:
 
 def train_uninterrupted(home: Path, **changes: object) -> Path:
     """The same job without an interruption, on virtual ranks, which compute the same bits."""
-    assert train(name="uninterrupted", log__folder=str(home / "runs"), **changes) == 0
+    assert train(**{"name": "uninterrupted", "log__folder": str(home / "runs")} | changes) == 0
     return home / "runs" / "uninterrupted"
 
 
@@ -201,24 +200,29 @@ def test_a_run_under_torchrun_is_the_same(tmp_path: Path, commands: Commands) ->
     assert same(weights(tmp_path / "runs" / "torchrun"), weights(train_uninterrupted(tmp_path)))
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
-@pytest.mark.slow  # restarts and torchrun are tested one by one above
+@pytest.mark.slow  # test_faults.py shows the same without torchrun
 def test_torchrun_restarts_a_run(tmp_path: Path, commands: Commands) -> None:
-    """A killed rank ends the others; torchrun restarts all of them, with the same store."""
-    run = tmp_path / "runs" / "again"
+    """A killed rank ends the others; torchrun restarts all of them, with the same store and the same command."""
+    job = {"name": "again", "train__updates": 8, "checkpoint__every": 2, "evaluate__every": 0}
+    uninterrupted = train_uninterrupted(tmp_path, **job | {"name": "uninterrupted"})
+    assert train(**job, train__seed=7, log__folder=str(tmp_path / "runs")) == 0  # which is replaced, once
+    trial = Trial(tmp_path, "flush:2:1:kill")
+    commands.environment |= trial.environment
     torchrun = ["--nnodes", "1", "--nproc-per-node", "2", "--max-restarts", "1"]
     torchrun += ["--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    job = tiny(name="again", schedule__ranks=0, train__updates=40, checkpoint__every=2, evaluate__every=0)
-    process = commands.start_torchrun(*torchrun, "-m", "weft", "train", *job, "--continue")
-    wait_for(lambda: has_checkpoint(run), process)
-    os.kill(ranks_of(process.pid)[-1], signal.SIGKILL)
-    done = commands.finish(process)
+    command = ["-m", "weft", "train", *tiny(**job, schedule__ranks=0), "--overwrite"]
+    done = commands.finish(commands.start_torchrun(*torchrun, *command))
+    trial.check()
     assert done.code == 0, done.err
-    assert "update 40/40" in done.out
-    assert summary(run)["update"] == 40
+    run = tmp_path / "runs" / "again"
+    assert (summary(run)["update"], summary(run)["restarts"]) == (8, 1)
+    assert same(weights(run), weights(uninterrupted))
+
+
+@pytest.mark.slow  # test_faults.py shows the same without torchrun
+def test_ranks_end_with_torchrun(tmp_path: Path, commands: Commands) -> None:
+    job = tiny(**ENDLESS, schedule__ranks=0, checkpoint__every=0, evaluate__every=0)
+    process = commands.start_torchrun(*TORCHRUN[1:], "-m", "weft", "train", *job)
+    wait_for(lambda: has_lines(tmp_path / "runs" / "tiny", 1), process)
+    process.send_signal(signal.SIGKILL)
+    eventually(lambda: not commands.alive())

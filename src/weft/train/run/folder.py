@@ -60,12 +60,12 @@ class Folder:
         return True
 
     def create(self) -> None:
-        with _writing(self.path):
+        with _creating(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def write_job(self, text: str) -> None:
         """Write `job.toml`; creates the folder."""
-        with _writing(self.path):
+        with _creating(self.path):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "job.toml", text)
 
@@ -74,7 +74,7 @@ class Folder:
 
         In this order, so that a killed process leaves neither results of another job nor a job without its files.
         """
-        with _storing(self.path):
+        with _writing(self.path):
             (self.path / "summary.json").unlink(missing_ok=True)
             faults.hit("folder")
             for entry in self.path.iterdir() if overwrite else ():
@@ -137,7 +137,7 @@ class Folder:
 
     def publish(self, checkpoint: Path, *, best: bool, keep: int) -> None:
         """Point `latest` (and `best`) to a complete checkpoint, then delete old ones."""
-        with _storing(self.checkpoints):
+        with _writing(self.checkpoints):
             faults.hit("before-latest")
             if best:
                 replace_file(self.checkpoints / "best", checkpoint.name + "\n")
@@ -165,10 +165,10 @@ class Folder:
                 while aside.exists():
                     number += 1
                     aside = self.checkpoints / f"aside-{name}-{number}"
-                with _storing(aside):
+                with _writing(aside):
                     (self.checkpoints / name).rename(aside)
         kept = [name for name in self.names() if _age(name)[0] == best]
-        with _storing(self.checkpoints):
+        with _writing(self.checkpoints):
             if kept:
                 replace_file(self.checkpoints / "best", kept[-1] + "\n")
             else:
@@ -232,7 +232,7 @@ def new_folder(home: str, default: str) -> Folder:
     number = 1
     while True:
         folder = Folder(Path(home) / (default if number == 1 else f"{default}-{number}"))
-        with _writing(folder.path):
+        with _creating(folder.path):
             folder.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 folder.path.mkdir()  # which one of two commands can do
@@ -262,17 +262,14 @@ def _age(name: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing(path: Path, error: type[Exception] = StorageError, remedy: str = "") -> Iterator[None]:
+    """While a run trains, a file that can't be written is an error of storage: training could go on."""
     try:
         yield
     except OSError as problem:
-        raise WeftError(f"{path} can't be written: {problem.strerror}; set log.folder to a writable place") from None
+        raise error(f"{path} can't be written: {problem.strerror}; {remedy or remedy_for(problem)}") from problem
 
 
-@contextlib.contextmanager
-def _storing(path: Path) -> Iterator[None]:
-    """While a run trains: it can go on without this file."""
-    try:
-        yield
-    except OSError as problem:
-        raise StorageError(f"{path} can't be written: {problem.strerror}; {remedy_for(problem)}") from problem
+def _creating(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Before a run begins, the place that the job names is at fault."""
+    return _writing(path, WeftError, "set log.folder to a writable place")
