@@ -16,7 +16,9 @@ from tests.helpers.scripts import Scripts
 from weft.errors import RunError
 from weft.runtime.process import Status, liveness, status_file
 from weft.runtime.process.liveness import PAUSED, Report
-from weft.runtime.process.parent import STUCK_MARGIN, Limits, _Watch
+from weft.runtime.process.parent import LONG_SILENCE, STUCK_MARGIN, Limits, _Watch
+
+SILENCE = 8.0  # seconds
 
 
 class Clock:
@@ -116,23 +118,27 @@ def report(**changes: Any) -> Report:
 
 def watch(clock: Clock, rank: Rank) -> _Watch:
     ranks: Any = [rank]
-    return _Watch(ranks, Limits(start=300.0, silence=30.0), threading.Event())
+    return _Watch(ranks, Limits(start=300.0, silence=SILENCE), threading.Event())
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_rank_without_a_heartbeat_fails(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = Clock(monkeypatch, "parent"), []
+    """A stopped one at the deadline; another may be in a long call of a C library."""
+    clock = Clock(monkeypatch, "parent")
+    asked: list[int] = []
     monkeypatch.setattr("weft.runtime.process.hang_dump.is_stopped", lambda pid: stopped)
     monkeypatch.setattr("weft.runtime.process.hang_dump.request_stacks", lambda rank, pid: asked.append(rank))
     rank: Any = Rank(clock, report())
     watched = watch(clock, rank)
-    clock.now += 30
+    clock.now += SILENCE if stopped else LONG_SILENCE
     watched._check_alive(rank)
     assert rank.failure is None
     clock.now += 1
     watched._check_alive(rank)
+    seconds = 1 + (SILENCE if stopped else LONG_SILENCE)
     how = "it is stopped (SIGSTOP, or a debugger)" if stopped else "it runs, but its threads do not"
-    assert rank.failure == f"gave no sign of life for 30 s and was killed: {how}; it was in: train, mini-batch 4"
+    words = f"gave no sign of life for {seconds:.0f} s and was killed: {how}; it was in: train, mini-batch 4"
+    assert rank.failure == words
     assert asked == ([] if stopped else [0])  # a stopped process has no stacks to show
 
 

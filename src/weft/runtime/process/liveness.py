@@ -101,6 +101,7 @@ def status_file(path: Path, *, rank: int) -> Iterator[None]:
     In a thread of its own: a file system that is stuck must stop neither training nor its heartbeat.
     """
     ended = threading.Event()
+    status.phase = "start"
 
     def write(**changes: Any) -> None:
         report = asdict(status.report())

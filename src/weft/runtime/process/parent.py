@@ -38,6 +38,7 @@ from weft.runtime.process.liveness import PAUSED, Report
 CAUSE_WAIT = 0.8  # seconds to wait for the cause of a secondary failure; a rank informs its neighbours, then its parent
 POLL = 0.1  # seconds between checks that ranks are alive, for those whose death does not close their socket
 STUCK_MARGIN = 5.0  # seconds for a rank, or one that waits for it, to report first why it does not move
+LONG_SILENCE = 30.0  # seconds in which one call of a C library may keep the threads of a rank from reporting
 EXIT_SILENCE = 10.0  # seconds for a rank to exit once its threads have ended, or to continue if it is stopped
 EXIT_LIMIT = 60.0  # seconds for the threads that fn has left behind
 
@@ -276,12 +277,13 @@ class _Watch:
         """Fail a rank that is stopped, or that does not move within the limit of its phase."""
         status, now = process.status, time.monotonic()
         where = "" if status is None else f"; it was in: {status}"
-        if now - process.heard > self._limits.silence:
-            stopped = hang_dump.is_stopped(process.popen.pid)
+        silence = now - process.heard
+        stopped = silence > self._limits.silence and hang_dump.is_stopped(process.popen.pid)
+        if stopped or silence > max(self._limits.silence, LONG_SILENCE):
             how = "is stopped (SIGSTOP, or a debugger)" if stopped else "runs, but its threads do not"
             if not stopped:
                 hang_dump.request_stacks(process.rank, process.popen.pid)
-            process.fail(f"gave no sign of life for {self._limits.silence:g} s and was killed: it {how}{where}")
+            process.fail(f"gave no sign of life for {silence:.0f} s and was killed: it {how}{where}")
         elif status is not None and status.limit is not None and status.still > status.limit + STUCK_MARGIN:
             hang_dump.request_stacks(process.rank, process.popen.pid)
             process.fail(
