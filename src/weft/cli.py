@@ -20,7 +20,7 @@ from weft.errors import RunError, WeftError
 from weft.output import ROWS, print_table, write_text
 from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
 from weft.simulate import CATEGORIES, Cost, timeline
-from weft.streams import unblocked_output
+from weft.streams import open_missing, unblocked_output
 from weft.text import format_count
 
 FAILED = 1  # exit code of a failed run
@@ -30,7 +30,6 @@ INTERRUPTED = 130
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; return the exit code."""
-    faults.arm()
     return run_parser(_parser(), arguments)
 
 
@@ -39,8 +38,10 @@ def run_parser(parser: argparse.ArgumentParser, arguments: list[str] | None) -> 
     with contextlib.ExitStack() as output:
         training = False
         try:
+            faults.arm()
             parsed = parser.parse_args(arguments)
             if training := getattr(parsed, "trains", _never)(parsed):
+                open_missing()
                 output.enter_context(unblocked_output(final=True))
             parsed.run(parsed)
             if sys.stdout is not None:  # it was closed from the start

@@ -13,6 +13,7 @@ process starts. Where a phase is on the hot path, `site` returns None unless it 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -27,14 +28,14 @@ from weft.text import did_you_mean
 VARIABLE, LOG_VARIABLE = "WEFT_FAULT", "WEFT_FAULT_LOG"
 
 PHASES = {
-    "import": "a rank imports torch and the user's code",
+    "import": "a rank that weft starts has imported torch, and not yet the user's code",
     "rendezvous": "a rank joins the process group",
     "data": "the data is open on this rank, and the others do not know it yet",
     "agreement": "ranks compare settings and model",
-    "folder": "the first rank prepares the folder of the run",
+    "folder": "the first rank has deleted earlier results, and not yet written the job",
     "load-verify": "a part of a checkpoint's bytes is verified",
     "load-install": "a part of the loaded weights is installed",
-    "send": "a message is written, and half of it is sent",
+    "send": "a message is written; of a large one the header is sent, of others nothing",
     "receive": "the header of a message is read, its tensors are not",
     "all-reduce": "gradients are packed, and not yet added up",
     "flush": "a pipeline begins to drain",
@@ -52,8 +53,7 @@ def _kill() -> None:
 
 
 def _segv() -> None:
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGSEGV)
+    ctypes.string_at(0)
 
 
 def _stop() -> None:

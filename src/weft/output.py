@@ -1,10 +1,11 @@
-"""Output: files that are complete or absent, streams that never block, tables for a terminal, data for JSON."""
+"""Output: files that are complete or absent, tables for a terminal, data for JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ def sync(path: str | Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def warn(text: str) -> None:
+    """Say something on stderr."""
+    print(f"weft: {text}", file=sys.stderr, flush=True)
 
 
 def print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

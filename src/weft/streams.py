@@ -20,6 +20,18 @@ STALL = 1.0  # seconds in one write, after which a stream counts as blocked
 DRAIN = 3.0  # seconds in which the queued text of a stream may still be written when a run has ended
 
 
+def open_missing() -> None:
+    """Let the descriptors 0, 1 and 2 exist, and stdout and stderr: what is opened next must not take their place."""
+    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, flags)  # the lowest descriptor that is free: this one
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(descriptor, "w", closefd=False), "utf-8"))
+
+
 @contextlib.contextmanager
 def unblocked_output(*, final: bool = False) -> Iterator[None]:
     """Printing never blocks in this context and never raises: a run must not depend on who reads its output.

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from weft.errors import WeftError
+from weft.runtime.assembly import check_same
 from weft.train.job import job_of
-from weft.train.joined import _invocation, check_same, describe
+from weft.train.joined import _invocation, describe
 from weft.train.run import Folder
 from weft.train.start import Request
 
@@ -21,9 +22,9 @@ NEW = Request(mode="new")
     ("sets", "request_", "key", "values"),
     [
         (["train.lr=0.5"], NEW, "train.lr", "rank 0: 0.003, rank 1: 0.5"),
-        (["schedule.name=2bw"], NEW, "schedule.name", "rank 0: 'wpipe', rank 1: '2bw'"),
-        (["model.name=mlp", "data.name=synthetic", "data.form=values"], NEW, "data.", ""),
-        ([], Request(mode="overwrite"), "command.mode", "rank 0: 'new', rank 1: 'overwrite'"),
+        (["schedule.name=2bw"], NEW, "schedule.name", "rank 0: wpipe, rank 1: 2bw"),
+        (["model.name=mlp", "data.name=synthetic", "data.form=values"], NEW, "model.name", "rank 0: gpt, rank 1: mlp"),
+        ([], Request(mode="overwrite"), "command.mode", "rank 0: new, rank 1: overwrite"),
     ],
 )
 def test_the_rank_and_the_key_are_named(sets: list[str], request_: Request, key: str, values: str) -> None:
@@ -36,7 +37,7 @@ def test_the_rank_and_the_key_are_named(sets: list[str], request_: Request, key:
 def test_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
     first = describe(job_of(None), NEW)
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    with pytest.raises(WeftError, match=r"all ranks need the same torch \(rank 0: .*, rank 1: '9.9.9'\)"):
+    with pytest.raises(WeftError, match=r"all ranks need the same torch \(rank 0: .*, rank 1: 9.9.9\)"):
         check_same([first, describe(job_of(None), NEW)])
 
 

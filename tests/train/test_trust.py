@@ -40,6 +40,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert train(**OWN) == 0
         assert Path("imported").exists()
         assert train(name="plain", train__updates=8) == 0
+        shutil.copytree("runs/tiny", "runs/copied")
+        Path("runs/copied/choice.json").write_text("{}")
     return home
 
 
@@ -68,7 +70,7 @@ COMMANDS = {
     "train --resume": ["train", "--resume", "tiny", *MORE],
     "print-config": ["train", "--resume", "tiny", "--print-config"],
     "export": ["export", "tiny"],
-    "compare --resume": ["compare", "--resume", "tiny", "--schedules", "1f1b"],
+    "compare --resume": ["compare", "--resume", "copied", "--schedules", "1f1b"],
 }
 
 

@@ -70,6 +70,8 @@ def _check_train(arguments: argparse.Namespace) -> None:
         )
     if arguments.allow_new_data and not (arguments.resume or arguments.go_on):
         raise WeftError("--allow-new-data needs --resume RUN or --continue")
+    if arguments.resume and any(setting.split("=")[0].strip() == "name" for setting in arguments.sets):
+        raise WeftError("--resume keeps the name of its run; leave --set name= out, and rename its folder if you like")
     if arguments.max_restarts < 0:
         raise WeftError(f"--max-restarts must be 0 or more (got {arguments.max_restarts})")
 

@@ -24,7 +24,7 @@ from weft.train.config import to_toml
 from weft.train.job import Job, check
 from weft.train.reporting import bubble, reference, run_of
 from weft.train.run import Folder, read_metrics, slug
-from weft.train.start import Request, exists_already, owned_folder
+from weft.train.start import CHOICE, Request, exists_already, owned_folder
 from weft.train.supervise import run
 
 Summary: TypeAlias = dict[str, Any]
@@ -48,15 +48,15 @@ def compare(
     names = {name: slug(name.replace(" ", "")) for name in jobs}
     if len(set(names.values())) < len(names):
         raise WeftError(f"schedules need names that differ as folders do (got {', '.join(schedules)}); rename one")
-    with owned_folder(_member(job, "compared", job.train.seed), request, found) as folder:
+    with owned_folder(_member(job, "compared", job.train.seed), request, found, comparison=True) as folder:
         if request.mode == "resume":
-            folder.write_job(to_toml(job))
+            write_text(folder.path / "job.toml", to_toml(job))
         elif request.mode == "overwrite" or folder.is_new():
             folder.begin(to_toml(job), invocation=uuid.uuid4().hex, overwrite=True)
         else:
             raise exists_already(folder)
         choice = {"schedules": list(schedules), "seeds": seeds, "target": target}
-        write_text(folder.path / "choice.json", json.dumps(choice) + "\n")
+        write_text(folder.path / CHOICE, json.dumps(choice) + "\n")
         folders = {name: Folder(folder.path / place) for name, place in names.items()}
         problems, stopped = _run_all(jobs, folders, max_restarts=max_restarts, show=show)
         return _write(folder, folders, problems, target) | {"stopped": stopped}, folder

@@ -13,7 +13,7 @@ from weft.train.data import TextOptions
 from weft.train.job import job_of_run
 from weft.train.models import BERT, GPT
 from weft.train.run import Folder
-from weft.train.start import find_checkpoint
+from weft.train.start import CHOICE, find_checkpoint
 
 
 def export(folder: Folder, *, checkpoint: str, output: str | None, trust: bool = False) -> dict[str, Any]:
@@ -21,6 +21,9 @@ def export(folder: Folder, *, checkpoint: str, output: str | None, trust: bool =
     from weft.runtime.checkpoint import read_model
 
     job, path = job_of_run(folder.path, trust=trust), find_checkpoint(folder, checkpoint)
+    if folder.text(CHOICE):
+        members = ", ".join(sorted(job.parent.name for job in folder.path.glob("*/job.toml")))
+        raise WeftError(f"{folder} is a comparison; export one of its runs, such as {folder}/... ({members})")
     if path is None:
         raise WeftError(f"{folder} has no checkpoint yet; train it to its end, or for checkpoint.every updates")
     home = Path(output) if output is not None else folder.path / "export"

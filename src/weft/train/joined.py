@@ -9,39 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
-from weft.errors import WeftError
+from weft.runtime.assembly import check_same, versions
 from weft.runtime.comm import Collectives
+from weft.runtime.process import progress
 from weft.train.config import as_dict
 from weft.train.job import Job
 from weft.train.run import Folder
 from weft.train.start import Request, Start, decide, owned_folder
-from weft.version import __version__
 
 
 def describe(job: Job, request: Request) -> dict[str, Any]:
     """All that decides the result of a rank, by key."""
-    described: dict[str, Any] = {"weft": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
-    return described | _flat(as_dict(job)) | _flat({"command": vars(request)})
-
-
-def check_same(ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse ranks that differ from rank 0."""
-    first = ranks[0]
-    for rank, other in enumerate(ranks):
-        for key in sorted(first.keys() | other.keys()):
-            if first.get(key) != other.get(key):
-                raise WeftError(
-                    f"all ranks need the same {key} (rank 0: {first.get(key)!r}, rank {rank}: {other.get(key)!r}); "
-                    "start them with the same job, the same arguments and the same versions"
-                )
+    return versions() | _flat(as_dict(job)) | _flat({"command": vars(request)})
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -56,7 +40,8 @@ def joined_start(
     job: Job, request: Request, found: Folder | None, collectives: Collectives, *, deadline: float
 ) -> Iterator[tuple[Folder, Start | dict[str, Any]]]:
     """The folder, and how rank 0 has decided to start; it owns the folder inside the block."""
-    check_same(collectives.all_gather(describe(job, request), purpose="compare their jobs", deadline=deadline))
+    ranks = collectives.all_gather(describe(job, request), purpose="compare their jobs", deadline=deadline)
+    check_same(ranks, remedy="start them with the same job, the same arguments and the same versions")
     with contextlib.ExitStack() as stack:
 
         def own() -> dict[str, Any]:
@@ -67,7 +52,10 @@ def joined_start(
             return plan | {"folder": str(folder), "layers": layers}
 
         plan = collectives.together(
-            lambda: own() if collectives.first else None, purpose="open the folder of the run", deadline=deadline
+            lambda: own() if collectives.first else None,
+            purpose="open the folder of the run",
+            deadline=job.checkpoint.deadline,
+            progress=progress,
         )
         plan = collectives.all_gather(plan, purpose="agree on the start", deadline=deadline)[0]
         if "done" in plan:
@@ -81,7 +69,7 @@ def _invocation(folder: Folder) -> dict[str, Any]:
     """What identifies this command of torchrun, and how often it has restarted its ranks.
 
     The same torchrun restarts its ranks under the same process. If rank 0 moves to another machine, the id of the
-    rendezvous still tells, unless it is the default one.
+    rendezvous identifies the command, unless it is the default one.
     """
     run, parent = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.getppid()
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from weft.draw.report import Run, report
-from weft.output import write_text
 from weft.text import format_bytes, format_clock
 from weft.train.run import Folder, read_metrics
 
@@ -18,7 +17,7 @@ def write_report(folder: Folder) -> None:
         return
     run = run_of(folder, name=folder.path.name)
     page = report([run], title=summary["title"], metric=summary["metric"], reference=reference(summary))
-    write_text(folder.report, page)
+    folder.write_extra(folder.report.name, page)
 
 
 def run_of(folder: Folder, *, name: str) -> Run:

@@ -53,8 +53,8 @@ class RankData:
     @property
     def updates(self) -> int:
         """Mini-batches of the whole run."""
-        train = self.job.train
-        return train.epochs * self.sampler.per_epoch if train.epochs else train.updates
+        train, sampler = self.job.train, self.sampler  # which refuses a batch that is larger than the data
+        return train.epochs * sampler.per_epoch if train.epochs else train.updates
 
     def batch(self, update: int) -> Batch:
         """The mini-batch of an update, which counts from 0 over the whole run: a function of that and the seed."""
@@ -88,7 +88,7 @@ def long_deadline(job: Job) -> float:
 
 
 def collectives_of(job: Job) -> Collectives:
-    return Collectives(deadline=job.schedule.deadline, longest=long_deadline(job), option="schedule.deadline")
+    return Collectives(deadline=job.schedule.deadline, longest=long_deadline(job))
 
 
 def open_rank_data(job: Job, collectives: Collectives) -> RankData:

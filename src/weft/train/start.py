@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from weft.errors import WeftError
+from weft.output import warn
 from weft.train.job import Job, read_job_of_run, schedule_of
 from weft.train.run import Folder, locked, new_folder, slug
+
+CHOICE = "choice.json"  # what a comparison compares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +49,25 @@ class Start:
     new_data: bool = False  # the data may differ from the checkpoint's
     restarts: int = 0
 
+    @property
+    def place(self) -> str:
+        """Where training begins, in words."""
+        return "the beginning" if self.checkpoint is None else Path(self.checkpoint).name
+
 
 @contextlib.contextmanager
-def owned_folder(job: Job, request: Request, found: Folder | None = None) -> Iterator[Folder]:
-    """The folder of a run, which belongs to this process inside the block.
+def owned_folder(
+    job: Job, request: Request, found: Folder | None = None, *, comparison: bool = False
+) -> Iterator[Folder]:
+    """The folder of a run or of a comparison, which belongs to this process inside the block.
 
     `found` is the folder of a run to resume; otherwise the job decides.
     """
     folder = found or (named_folder(job) if job.name else new_folder(job.log.folder, default_name(job)))
-    folder.is_new()  # refuses to lock a folder that is not a run's
+    is_new, is_comparison = folder.is_new(), bool(folder.text(CHOICE))
+    if not is_new and request.mode != "overwrite" and is_comparison != comparison:
+        kind, command = ("a comparison", "compare") if is_comparison else ("a single run", "train")
+        raise WeftError(f"{folder} is {kind}; use weft {command} --resume {shlex.quote(str(folder))}")
     folder.create()
     with locked(folder.path):
         try:
@@ -83,7 +95,7 @@ def decide(job: Job, folder: Folder, request: Request, *, invocation: str, resta
 
 def _decide(job: Job, folder: Folder, request: Request, invocation: str, restarts: int) -> Start | dict[str, Any]:
     if folder.begun_by() == invocation:  # a restart
-        return _resume(job, folder, "", invocation, restarts)
+        return folder.results_of(invocation) or _resume(job, folder, "", invocation, restarts)
     if folder.is_new():
         if request.mode == "resume":
             raise WeftError(f"{folder} is not a run: it has no job.toml; name a folder such as runs/gpt-wpipe")
@@ -94,12 +106,20 @@ def _decide(job: Job, folder: Folder, request: Request, invocation: str, restart
         raise exists_already(folder)
     if not request.checkpoint and (done := _finished(folder, job)) is not None:
         if request.mode == "continue":
+            warn(f"{folder} is {done['how']} already, so there is nothing to do; these are its results")
             return done
         raise WeftError(
             f"{folder} is {done['how']} (updates: {done['update']}), so there is nothing to resume; give it "
             "more with --set train.updates=, train.epochs= or evaluate.patience="
         )
-    return _resume(job, folder, request.checkpoint, invocation, restarts)
+    start = _resume(job, folder, request.checkpoint, invocation, restarts)
+    if start.checkpoint is None and folder.summary() is not None:
+        raise WeftError(
+            f"{folder} has results, but no checkpoint in {folder.checkpoints} to resume from; restore them, or begin "
+            "again (--overwrite)"
+        )
+    warn(f"resuming {folder} from {start.place}")
+    return start
 
 
 def exists_already(folder: Folder) -> WeftError:
@@ -152,14 +172,14 @@ def find_checkpoint(folder: Folder, which: str) -> Path | None:
         try:
             _layers(path)
         except WeftError as problem:
-            problems.append(str(problem))
+            problems.append(str(problem).removesuffix("; use another checkpoint"))
             continue
         for text in problems:
-            print(f"weft: {text}; using {path.name}, the newest valid checkpoint", file=sys.stderr, flush=True)
+            warn(f"{text}; using {path.name}, the newest valid checkpoint")
         return path
     if problems:
         raise WeftError(
-            f"{folder} has no valid checkpoint ({'; '.join(problems)}); begin the run again with --overwrite"
+            f"{folder} has no valid checkpoint ({'; '.join(problems)}); begin the run again (weft train --overwrite)"
         )
     return None
 

@@ -5,13 +5,15 @@ Under torchrun there is no such process: each rank is a command of its own, and 
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from weft.environment import is_first, is_rank
 from weft.errors import RunError, WeftError
+from weft.output import warn
 from weft.runtime.process import keep_freed_memory, launch
 from weft.train.job import Job, ranks_of
 from weft.train.reporting import write_report
@@ -62,25 +64,27 @@ def _train_supervised(job: Job, folder: Folder, request: Request, max_restarts: 
     restarts, invocation = 0, uuid.uuid4().hex
     with stop_within(job.checkpoint.grace) as stop:
         while True:
-            start = decide(job, folder, request, invocation=invocation, restarts=restarts)
-            if isinstance(start, dict):
-                return start
-            if restarts:
-                where = "the beginning" if start.checkpoint is None else os.path.basename(start.checkpoint)
-                _say(f"restart {restarts} of {max_restarts}, from {where}")
             try:
+                start = decide(job, folder, request, invocation=invocation, restarts=restarts)
+                if isinstance(start, dict):
+                    return start
+                if start.checkpoint is not None and request.checkpoint:  # `previous` is another one next time
+                    request = replace(request, checkpoint=start.place)
+                if restarts:
+                    warn(f"restart {restarts} of {max_restarts}, from {start.place}")
                 return launch(_train_rank, start, str(folder), show, stop=stop, **_rank_options(job))[0]
             except RunError as problem:
                 _show_cursor()
                 if problem.mistake is not None:
                     raise WeftError(problem.mistake) from problem
-                summary = folder.summary()
-                if summary is not None and summary.get("invocation") == invocation:
+                if (summary := folder.results_of(invocation)) is not None:
                     return summary  # a rank died after the run had ended
                 if restarts == max_restarts or stop.is_set():
+                    if folder.names():
+                        warn(f"resume with: weft train --resume {shlex.quote(str(folder))}")
                     raise
                 restarts += 1
-                _say(str(problem).splitlines()[0])
+                warn(str(problem).splitlines()[0])
 
 
 def _train_rank(start: Start, folder: str, show: str) -> dict[str, Any]:
@@ -101,10 +105,6 @@ def _train_joined(job: Job, request: Request, found: str | None, show: str) -> t
         if is_first():
             write_report(folder)
     return summary, str(folder)
-
-
-def _say(text: str) -> None:
-    print(f"weft: {text}", file=sys.stderr, flush=True)
 
 
 def _show_cursor() -> None:

@@ -12,9 +12,8 @@ from typing import Any
 
 from weft import faults
 from weft.errors import WeftError
-from weft.output import write_text
 from weft.runtime.comm import Collectives
-from weft.runtime.process import status, status_file, this_rank
+from weft.runtime.process import progress, status, status_file, this_rank
 from weft.streams import unblocked_output
 from weft.train.config import to_toml
 from weft.train.data import Prefetch, differences
@@ -48,7 +47,7 @@ class JobRun:
         with status.during("build the model", limit=long_deadline(job)):
             self.net = net_of(job, self.data.spec, resumed=start.checkpoint is not None)
             self.pipe = pipeline_of(job, self.net, self.data.spec, updates=self.data.updates)
-        status.minibatch, status.counter = None, lambda: self.pipe.actions
+        status.minibatch = None
         self.title = title_of(job, self.pipe.schedule)
         self.loop = Loop(
             self.pipe,
@@ -79,7 +78,8 @@ class JobRun:
                     display.say(note)
                 writer = FolderWriter(self.folder, keep=self.job.checkpoint.keep)
                 self.loop.subscribers = [metrics, writer, display]
-            ended = self.loop.run(batches)
+            with status.counting(lambda: self.pipe.actions):
+                ended = self.loop.run(batches)
             with status.during("end", limit=long_deadline(self.job)):
                 return self._finish(ended)
 
@@ -102,6 +102,11 @@ class JobRun:
 
     def _resume(self, checkpoint: str) -> None:
         saved = self.loop.resume(checkpoint)
+        if saved.update > self.data.updates:
+            raise WeftError(
+                f"the checkpoint is beyond the end of the job ({checkpoint}: {saved.update} updates, job: "
+                f"{self.data.updates}); raise train.updates or train.epochs, or choose another one with --checkpoint"
+            )
         for name, value in self.loop.state.fixed.items():
             if saved.fixed[name] != value:
                 raise WeftError(
@@ -115,7 +120,7 @@ class JobRun:
         if changes and not self.start.new_data:
             raise WeftError(
                 f"a resumed run needs the data of its checkpoint ({checkpoint}), and this differs: "
-                f"{'; '.join(changes)}; restore it, or accept it: weft train --resume {self.folder} --allow-new-data"
+                f"{'; '.join(changes)}; restore it, or accept it by adding --allow-new-data to the command"
             )
 
     def _begin(self) -> Metrics | None:
@@ -125,23 +130,29 @@ class JobRun:
                 lambda: self._open_folder() if self.collectives.first else None,
                 purpose="prepare the folder of the run",
                 deadline=self.job.checkpoint.deadline,
-                progress=lambda: status.nbytes,
+                progress=progress,
             )
 
     def _open_folder(self) -> Metrics:
         job, state, checkpoint = resolved(self.job), self.loop.state, self.start.checkpoint
         if job.schedule.balance == "time":  # a measured partition is not a setting
             job = replace(job, schedule=replace(job.schedule, layers=[]))
-        self.folder.begin(to_toml(job), invocation=self.start.invocation, overwrite=self.start.overwrite)
-        if checkpoint is not None:
-            best = state.evaluations.best
-            self.folder.rewind(Path(checkpoint), best=None if best is None else best["update"])
+        best = state.evaluations.best
+        self.folder.begin(
+            to_toml(job),
+            invocation=self.start.invocation,
+            overwrite=self.start.overwrite,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            best=None if best is None else best["update"],
+        )
         return Metrics(self.folder.path, update=state.update, tensorboard=self.job.log.tensorboard)
 
     def _checkpoint_path(self, update: int) -> Path:
-        """A new path, chosen by the first rank."""
-        name: str = self._all_gather(self.folder.next(update).name, "name a checkpoint")[0]
-        return self.folder.checkpoints / name
+        """A new path; that of the first rank counts."""
+        if not self.collectives.first:
+            return self.folder.checkpoints
+        self.folder.check_owned()
+        return self.folder.next(update)
 
     def _evaluate(self) -> dict[str, float]:
         metrics = self.pipe.evaluate(self.data.held_out(), metrics=self.net.metrics or {})
@@ -151,13 +162,15 @@ class JobRun:
 
     def _finish(self, ended: Ended) -> dict[str, Any]:
         """Write the results; the summary."""
-        resident = self._all_gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "report their memory")
-        summary = self._summary(ended) | {"ranks": _without_samples(ended), "resident_bytes": resident}
+        own = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self.pipe.flush().skipped]
+        resident, skipped = zip(*self._all_gather(own, "report their memory"), strict=True)
+        summary = self._summary(ended) | {"ranks": _without_samples(ended), "resident_bytes": list(resident)}
+        summary |= {"skipped": max(skipped)}
         summary |= {"restarts": self.start.restarts, "invocation": self.start.invocation}
         if self.collectives.first:
             self.folder.write_summary(summary)
         if ended.outcome != "stopped" and (text := self._sample_text()):
-            write_text(self.folder.path / "sample.txt", text)
+            self.folder.write_extra("sample.txt", text)
         faults.hit("end")
         self.pipe.close()
         return summary
@@ -182,7 +195,6 @@ class JobRun:
             "weight_bytes": sum(rank["bytes"]["weights"] for rank in replica),
             "delay": [chunk["delay"] for chunk in chunks],
             "layers": list(self.pipe.balance),
-            "skipped": self.pipe.flush().skipped,
         }
 
     def _sample_text(self) -> str:

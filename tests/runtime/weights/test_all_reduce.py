@@ -202,9 +202,9 @@ def test_a_fault_comes_when_parts_are_packed_and_not_yet_summed(
         faults.arm()
         meeting = Meeting(1)
         (sums,) = processes({"all": meeting}, {A})
+        with pytest.raises(RuntimeError, match="a fault was requested"):
+            sums.add(group(A), 0, A, [torch.ones(1)]).result(LONG)
     faults.arm()
-    with pytest.raises(RuntimeError, match="a fault was requested"):
-        sums.add(group(A), 0, A, [torch.ones(1)]).result(LONG)
     trial.check()
     assert meeting.calls == []
     assert result(sums.add(group(A), 1, A, [torch.ones(1)]))[0].item() == 1.0

@@ -75,7 +75,7 @@ def test_lines_wait_for_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixtur
     lines = [(line["kind"], line["update"]) for line in read_metrics(path)]
     assert lines == [("train", 1), ("train", 2), ("evaluation", 2), ("train", 3), ("train", 4)]
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.endswith("metrics.jsonl can't be written: File too large; training goes on, and its lines wait")
+    assert said.endswith("metrics.jsonl can't be written: File too large; training goes on; lines are kept for later")
 
 
 def test_lines_that_are_lost_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,9 @@
 
 from weft.runtime.assembly.assemble import Assembly, assemble
 from weft.runtime.assembly.build import BuiltChunk
+from weft.runtime.assembly.consistency import check_same
+from weft.runtime.assembly.description import versions
 from weft.runtime.assembly.layout import Layout
 from weft.runtime.assembly.settings import Settings
 
-__all__ = ["Assembly", "BuiltChunk", "Layout", "Settings", "assemble"]
+__all__ = ["Assembly", "BuiltChunk", "Layout", "Settings", "assemble", "check_same", "versions"]

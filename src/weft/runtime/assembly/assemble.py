@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from weft import faults
-from weft.errors import PeerError, one_line
 from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
@@ -22,6 +21,7 @@ from weft.runtime.update import cure_for
 from weft.runtime.weights import GradientSync, gradient_sync_for
 from weft.schedule import Program, Schedule, lower, verify_program, write_csv
 
+BUILD = "build the chunks"  # purpose of collective calls
 SAME_OPTIMIZER = (
     "build the pipeline with the same arguments everywhere, and give layers options of their own by parameter groups"
 )
@@ -98,7 +98,9 @@ def assemble(model: Any, settings: Settings) -> Assembly:
             for (replica, number), layers in zip(local, layout.layers_of([number for _, number in local]), strict=True)
         }
 
-    chunks = _build_together(build, collectives)
+    chunks = collectives.together(build, purpose=BUILD)
+    sets = [parameters for built in chunks.values() for parameters in built.chunk.sets]
+    consistency.check_same(collectives.all_gather(describe_updates(sets), purpose=BUILD), remedy=SAME_OPTIMIZER)
     gradient_sync = gradient_sync_for(
         program,
         set(local),
@@ -119,28 +121,6 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         gradient_sync=gradient_sync,
         driver=_driver(layout, chunks, transport, gradient_sync, settings),
     )
-
-
-def _build_together(
-    build: Callable[[], dict[tuple[int, int], BuiltChunk]], collectives: Collectives
-) -> dict[tuple[int, int], BuiltChunk]:
-    """Build this process's chunks; all processes refuse optimizers that differ, and chunks that one can't build."""
-    chunks: dict[tuple[int, int], BuiltChunk] = {}
-    problem: Exception | None = None
-    try:
-        chunks = build()
-    except Exception as error:
-        problem = error
-    sets = [parameters for built in chunks.values() for parameters in built.chunk.sets]
-    own = {"problem": None if problem is None else one_line(problem), "updates": describe_updates(sets)}
-    ranks = collectives.all_gather(own, purpose="build their chunks")
-    if problem is not None:
-        raise problem
-    for rank, other in enumerate(ranks):
-        if other["problem"] is not None:
-            raise PeerError(f"rank {rank} could not build its chunks: {other['problem']}")
-    consistency.check_same([rank["updates"] for rank in ranks], remedy=SAME_OPTIMIZER)
-    return chunks
 
 
 def _driver(

@@ -11,6 +11,7 @@ bytes of a file are verified before it is read. `pipeline_state.py` decides what
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -70,7 +71,9 @@ class Checkpoint:
         self.manifest = self._manifest()
         self.verify(STATE)
         try:
-            self.state = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+            with self._reading(STATE):
+                text = (self.path / STATE).read_text(encoding="utf-8")
+            self.state = json.loads(text)
             about, self._places = self.state["about"], self.state["tensors"]
         except (ValueError, KeyError, TypeError) as problem:
             self.refuse(STATE, f"is not what weft writes ({one_line(problem)})")
@@ -80,6 +83,22 @@ class Checkpoint:
     def refuse(self, file: str, reason: str, remedy: str = "use another checkpoint") -> NoReturn:
         raise WeftError(f"checkpoint {self.path} is refused: {file} {reason}; {remedy}")
 
+    @contextlib.contextmanager
+    def _reading(self, file: str) -> Iterator[None]:
+        """A file that is not there, or not for this user, makes a checkpoint unusable; other errors may go away."""
+        try:
+            yield
+        except FileNotFoundError:
+            self.refuse(file, "is missing")
+        except (IsADirectoryError, NotADirectoryError) as problem:
+            self.refuse(file, f"can't be read ({one_line(problem)})")
+        except PermissionError:
+            self.refuse(file, "can't be read (Permission denied)", "let all ranks read it")
+        except OSError as problem:
+            raise StorageError(
+                f"checkpoint {self.path}: {file} can't be read ({problem.strerror}); {remedy_for(problem)}"
+            ) from problem
+
     def _manifest(self) -> dict[str, Any]:
         if not (self.path / MANIFEST).exists():
             what = (
@@ -87,9 +106,10 @@ class Checkpoint:
             )
             self.refuse(MANIFEST, f"is missing, which every checkpoint has ({self.path.name} {what})")
         try:
-            text = (self.path / MANIFEST).read_text(encoding="utf-8")
+            with self._reading(MANIFEST):
+                text = (self.path / MANIFEST).read_text(encoding="utf-8")
             found = json.loads(text)
-        except (OSError, ValueError) as problem:
+        except ValueError as problem:
             self.refuse(MANIFEST, f"can't be read ({one_line(problem)})")
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             self.refuse(MANIFEST, f"is not one of a {FORMAT}")
@@ -112,22 +132,13 @@ class Checkpoint:
         if file not in self.manifest["files"]:
             self.refuse(MANIFEST, f"does not list {file!r}, which {STATE} names")
         expected = self.manifest["files"][file]
-        try:
+        with self._reading(file):
             found = os.lstat(self.path / file)
             if not stat.S_ISREG(found.st_mode):
                 self.refuse(file, "is not a regular file")
             if found.st_size != expected["bytes"]:
                 self.refuse(file, f"has another size (bytes: {found.st_size}, saved: {expected['bytes']})")
             digest = _digest(self.path / file)
-        except FileNotFoundError:
-            self.refuse(file, "is missing")
-        except PermissionError:
-            self.refuse(file, "can't be read (Permission denied)", "let all ranks read it")
-        except OSError as problem:
-            reason = problem.strerror or problem
-            raise StorageError(
-                f"checkpoint {self.path}: {file} can't be read ({reason}); {remedy_for(problem)}"
-            ) from problem
         if digest != expected:
             self.refuse(file, "was altered: its SHA-256 is not what the manifest says")
 
@@ -135,8 +146,9 @@ class Checkpoint:
         if file not in self._files:
             self.verify(file)
             try:
-                self._files[file] = safe_open(self.path / file, framework="pt")
-            except (OSError, SafetensorError) as problem:
+                with self._reading(file):
+                    self._files[file] = safe_open(self.path / file, framework="pt")
+            except SafetensorError as problem:
                 self.refuse(file, f"is not a safetensors file ({one_line(problem)})")
         return self._files[file]
 
@@ -224,10 +236,10 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise StorageError(
-            f"can't write {path}: {problem.strerror or problem}; {remedy_for(problem)}: a checkpoint needs room, and a "
-            "directory that all ranks share and may write"
-        ) from problem
+        remedy = remedy_for(problem)
+        if problem.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS):
+            remedy = "a checkpoint needs a directory that all ranks share and may write"
+        raise StorageError(f"can't write {path}: {problem.strerror or problem}; {remedy}") from problem
 
 
 def _write(path: Path, text: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,16 +18,15 @@ import torch
 from torch import Tensor
 
 from weft import faults
-from weft.errors import Diverged, WeftError
+from weft.errors import Diverged, StorageError, WeftError
 from weft.runtime.assembly import Assembly, BuiltChunk, Layout
 from weft.runtime.checkpoint.files import Checkpoint, begin, described, finish, form_of, refusing_errors, write_tensors
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, SavedSets, decode, encode, state_of
 from weft.runtime.engine import Completed
-from weft.runtime.process import status
+from weft.runtime.process import progress, status
 from weft.version import __version__
 
 SAVE, LOAD = "save the checkpoint", "load the checkpoint"  # purposes of collective calls
-REMOVE_LIMIT = 5.0  # seconds
 
 
 # Saving
@@ -40,7 +38,7 @@ def save(path: str | os.PathLike[str], assembly: Assembly, *, extra: Any, deadli
     It may take as long as some rank writes; `deadline` limits the seconds in which no rank writes a byte.
     """
     collectives = assembly.collectives
-    together = functools.partial(collectives.together, purpose=SAVE, deadline=deadline, progress=_progress)
+    together = functools.partial(collectives.together, purpose=SAVE, deadline=deadline, progress=progress)
     target = Path(collectives.all_gather(os.path.abspath(path), purpose=SAVE)[0])
     part = target.with_name(f".{target.name}.part")
     first = collectives.first
@@ -51,14 +49,10 @@ def save(path: str | os.PathLike[str], assembly: Assembly, *, extra: Any, deadli
         written = together(lambda: _write_chunks(part, assembly))
         parts = collectives.all_gather(written, purpose=SAVE)
         together(lambda: finish(target, part, *_contents(assembly, parts, extra)) if first else None)
-    except BaseException:
+    except (WeftError, StorageError):  # after other errors a part may still be written
         if first:
-            _remove(part)
+            shutil.rmtree(part, ignore_errors=True)
         raise
-
-
-def _progress() -> int:
-    return status.nbytes
 
 
 def _check_finite(assembly: Assembly) -> None:
@@ -71,13 +65,6 @@ def _check_finite(assembly: Assembly) -> None:
                         f"the weights of chunk {number} are not finite ({name}), so they are not saved; resume from "
                         "the last checkpoint with a lower learning rate"
                     )
-
-
-def _remove(part: Path) -> None:
-    """Delete what a failed save has left, in a thread: the file system may be stuck."""
-    thread = threading.Thread(target=shutil.rmtree, args=(part,), kwargs={"ignore_errors": True}, daemon=True)
-    thread.start()
-    thread.join(REMOVE_LIMIT)
 
 
 def _write_chunks(part: Path, assembly: Assembly) -> dict[str, Any]:
@@ -95,7 +82,8 @@ def _write_chunks(part: Path, assembly: Assembly) -> dict[str, Any]:
         file = part / f"chunk-{number:03}.safetensors"
         places |= {key: [file.name, *form_of(tensor)] for key, tensor in tensors.items()}
         files[file.name] = write_tensors(file, tensors)
-    return {"files": files, "tensors": places, "sets": sets}
+    skipped = {str(worker.number): worker.skipped for worker in assembly.driver.workers}
+    return {"files": files, "tensors": places, "sets": sets, "skipped": skipped}
 
 
 def _contents(assembly: Assembly, parts: list[Any], extra: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -110,6 +98,7 @@ def _contents(assembly: Assembly, parts: list[Any], extra: Any) -> tuple[dict[st
         "model": {name: f"model/{first}" for name, first in _first_names(assembly.layout).items()},
         "tensors": {key: place for part in parts for key, place in part["tensors"].items()},
         "sets": [parameters for part in parts for parameters in part["sets"]],
+        "skipped": {rank: count for part in parts for rank, count in part["skipped"].items()},
     }
     if tensors:
         raise WeftError(
@@ -139,19 +128,20 @@ def _tensor(layout: Layout, built: BuiltChunk, name: str) -> Tensor:
 
 
 def prepare(path: str | os.PathLike[str], assembly: Assembly, *, deadline: float) -> tuple[Callable[[], None], Any]:
-    """Read and check what this process needs; a function that installs it, and the caller's `extra`.
+    """Read and check what this process needs; a function that installs it on all ranks, and the caller's `extra`.
 
     Nothing is changed yet, and all processes refuse if one does. `deadline` limits the seconds in which no rank reads
     a byte.
     """
     collectives = assembly.collectives
-    together = functools.partial(collectives.together, purpose=LOAD, deadline=deadline, progress=_progress)
+    together = functools.partial(collectives.together, purpose=LOAD, deadline=deadline, progress=progress)
     source = Path(collectives.all_gather(os.path.realpath(path), purpose=LOAD)[0])  # a link may move meanwhile
     checkpoint = together(lambda: Checkpoint(source))
     for rank, seal in enumerate(collectives.all_gather(checkpoint.manifest["sha256"], purpose=LOAD)):
         if seal != checkpoint.manifest["sha256"]:
             raise WeftError(f"all ranks need the same checkpoint; {source} on rank {rank} is another one than here")
-    return together(lambda: _prepare(checkpoint, assembly))
+    install, extra = together(lambda: _prepare(checkpoint, assembly))
+    return functools.partial(together, install), extra
 
 
 def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], None], Any]:
@@ -178,11 +168,13 @@ def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], N
     def install() -> None:
         for tensor, value in weights:
             tensor.copy_(value)
+            status.moves += 1
             faults.hit("load-install")
         for install_set in installs:
             install_set()
         for worker in assembly.driver.workers:
-            worker.resume(begun=begun, skipped=skipped, completed=last)
+            own = state.get("skipped", {}).get(str(worker.number), skipped)
+            worker.resume(begun=begun, skipped=own, completed=last)
 
     return install, extra
 

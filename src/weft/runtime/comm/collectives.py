@@ -21,25 +21,25 @@ from torch import Tensor
 
 from weft.errors import Diverged, PeerError, RunError, StorageError, WeftError, one_line
 from weft.runtime.comm.buffers import check_announced
-from weft.runtime.process import hang_dump
+from weft.runtime.process import hang_dump, status
 
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two exchanges while all do their part of long work
-REFUSALS = {kind.__name__: kind for kind in (Diverged, StorageError)}  # kinds of errors that all ranks raise alike
+OPTION = "deadline= (in a job: schedule.deadline)"  # what a user raises when a deadline is too short
+REFUSALS = (Diverged, WeftError, StorageError, RunError)  # kinds of errors that all ranks raise alike
 
 
 class Collectives:
     """This process among those of a run.
 
     `deadline` is in seconds, for each call; `longest` is the largest deadline that a single call may ask for.
-    `option` is what a user raises when a deadline is too short.
     """
 
-    def __init__(self, *, deadline: float, longest: float | None = None, option: str = "deadline") -> None:
+    def __init__(self, *, deadline: float, longest: float | None = None) -> None:
         self.rank, self.world = 0, 1
         self.peers: dict[int, tuple[str, int]] = {}  # host and process id of each rank
-        self._deadline, self._longest, self._option = deadline, max(deadline, longest or 0.0), option
+        self._deadline, self._longest = deadline, max(deadline, longest or 0.0)
         self._groups: list[dist.ProcessGroup] = []
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
@@ -116,17 +116,22 @@ class Collectives:
         """Let every process do its part; what one process can't do, all refuse, with the same error.
 
         With `progress`, a part may take as long as it likes while it moves: the ranks exchange this number again and
-        again, and give up when none of them has changed for `deadline` seconds.
+        again, and fail when none of them has changed for `deadline` seconds. The part that is stuck then ends with its
+        process only, so nobody can go on.
         """
+        if self._group is None:
+            return work()
         part = _Part(work)
-        if progress is None or self._group is None:
+        if progress is None:
             part.do()
         else:
             self._watch(part, progress, purpose, deadline or self._deadline)
-        for refusal in self.all_gather(part.refusal, purpose=purpose, deadline=deadline):
+        for rank, refusal in enumerate(self.all_gather(part.refusal, purpose=purpose, deadline=deadline)):
             if refusal is not None:
                 kind, message = refusal
-                raise REFUSALS.get(kind, WeftError)(message) from part.error
+                if kind == RunError.__name__:
+                    message = f"rank {rank} could not {purpose}: {message}"
+                raise next(error for error in REFUSALS if error.__name__ == kind)(message) from part.error
         return cast(T, part.result)
 
     def _watch(self, part: _Part, progress: Callable[[], int], purpose: str, deadline: float) -> None:
@@ -143,13 +148,16 @@ class Collectives:
             states = self.all_gather([not thread.is_alive(), progress()], purpose=purpose)
             if all(done for done, _ in states):
                 return
-            still = still + pause if states == before else 0.0
+            still += pause
+            if states != before:
+                still = 0.0
+                status.awaited_moves += 1
             if still > deadline:
                 late = [str(rank) for rank, (done, _) in enumerate(states) if not done]
                 names = f"rank{'s' * (len(late) > 1)} {', '.join(late)}"
                 reason = f"rank {self.rank} waited {deadline:g} s for {names} to {purpose}, and no byte was moved"
                 hang_dump.dump(self.peers, rank=self.rank, reason=reason)
-                raise StorageError(f"{reason} in that time; is the file system stuck?")
+                raise RunError(f"{reason} in that time; is the file system stuck?")
             before, pause = states, min(2 * pause, LONGEST_PAUSE)
 
     def close(self) -> None:
@@ -164,7 +172,7 @@ class Collectives:
             seconds = deadline or self._deadline
             reason = f"rank {self.rank} waited {seconds:g} s for {awaited}"
             hang_dump.dump(self.peers, rank=self.rank, reason=reason)
-            remedy = f"if it really takes that long, raise {self._option}={self._deadline:g}"
+            remedy = f"if it really takes that long, raise {OPTION}"
             raise RunError(f"{reason}; {remedy}") from None
         raise PeerError(
             f"rank {self.rank} lost the connection while it waited for {awaited}: the other rank died, or it ended "
@@ -196,12 +204,12 @@ class _Part:
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def do(self) -> None:
         try:
             self.result = self._work()
-        except Exception as error:
+        except BaseException as error:
             self.error = error
 
     @property
@@ -209,5 +217,9 @@ class _Part:
         """The kind and the message of its error, for the other ranks."""
         if self.error is None:
             return None
-        named = isinstance(self.error, WeftError | RunError)
-        return [type(self.error).__name__, str(self.error) if named else one_line(self.error)]
+        if isinstance(self.error, OSError):
+            return [StorageError.__name__, one_line(self.error)]
+        for kind in REFUSALS:
+            if isinstance(self.error, kind):
+                return [kind.__name__, str(self.error)]
+        return [RunError.__name__, one_line(self.error)]

@@ -75,7 +75,7 @@ class Worker:
         self.begun = 0  # mini-batches of this run before the last flush
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)  # by chunk and mini-batch
         self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks that have finished it
-        self._settled: dict[int, int] = defaultdict(int)  # mini-batch -> parameter sets that have, tied ones too
+        self._finished: dict[int, int] = defaultdict(int)  # mini-batch -> parameter sets that have, tied ones too
         self._sets = [parameters for chunk in chunks.values() for parameters in chunk.sets]
         self._progress = 0  # stages of gradient sync finished
         self._located: WeftError | None = None  # the error that ended the run
@@ -289,14 +289,14 @@ class Worker:
         if not math.isfinite(loss) and not self._skip_nan:
             raise Diverged(
                 f"the loss is {loss}; lower the learning rate or look at the data "
-                '(nan="skip" skips such mini-batches and counts them)'
+                '(nan="skip", train.nan=skip in a job, skips such mini-batches and counts them)'
             )
 
     def _check_norm(self, update: PendingUpdate) -> None:
         if update.norm is not None and not math.isfinite(update.norm) and not self._skip_nan:
             raise Diverged(
                 f"the norm of the gradients is {update.norm} (loss: {update.loss}); lower the learning rate or look at "
-                'the data (nan="skip" skips such mini-batches and counts them)'
+                'the data (nan="skip", train.nan=skip in a job, skips such mini-batches and counts them)'
             )
 
     # Updates
@@ -342,7 +342,7 @@ class Worker:
         self.memory.count_weights()
         if own:
             self._complete(update)
-        self._settle(update)
+        self._finish_set(update)
 
     def _complete(self, update: PendingUpdate) -> None:
         """A chunk has finished a mini-batch; the rank has when its last chunk has."""
@@ -354,13 +354,13 @@ class Worker:
                 minibatch=minibatch, loss=update.loss, skipped=minibatch in self._skips, norm=update.norm
             )
 
-    def _settle(self, update: PendingUpdate) -> None:
+    def _finish_set(self, update: PendingUpdate) -> None:
         """A parameter set has finished a mini-batch; when the last one has, count whether it was skipped."""
         minibatch = update.minibatch
-        self._settled[minibatch] += 1
-        if self._settled[minibatch] < len(self._sets):
+        self._finished[minibatch] += 1
+        if self._finished[minibatch] < len(self._sets):
             return
-        del self._settled[minibatch]
+        del self._finished[minibatch]
         if minibatch not in self._skips:
             self._skipped_in_a_row = 0
             return

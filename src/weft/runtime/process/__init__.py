@@ -7,7 +7,17 @@ memory.
 from weft.runtime.process import hang_dump
 from weft.runtime.process.child import this_rank
 from weft.runtime.process.launcher import launch
-from weft.runtime.process.liveness import Status, status, status_file, watch_parent
+from weft.runtime.process.liveness import Status, progress, status, status_file, watch_parent
 from weft.runtime.process.malloc import keep_freed_memory
 
-__all__ = ["Status", "hang_dump", "keep_freed_memory", "launch", "status", "status_file", "this_rank", "watch_parent"]
+__all__ = [
+    "Status",
+    "hang_dump",
+    "keep_freed_memory",
+    "launch",
+    "progress",
+    "status",
+    "status_file",
+    "this_rank",
+    "watch_parent",
+]

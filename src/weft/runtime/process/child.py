@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from weft import faults
-from weft.errors import PeerError, RunError, WeftError, one_line
+from weft.errors import PeerError, RunError, StorageError, WeftError, one_line
 from weft.runtime.process import hang_dump, liveness
 from weft.runtime.process.malloc import keep_freed_memory
 from weft.streams import flush_within
@@ -207,13 +207,14 @@ def _failure(rank: int, error: BaseException) -> Failure:
     if this_rank.loading and isinstance(error, WeftError):
         return Failure(rank=rank, cause=str(error), when=now, is_input=True)
     what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
+    what = str(error) if isinstance(error, StorageError) else what
     cause = f"failed{f' while loading {this_rank.loading}' if this_rank.loading else ''}: {what}"
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
     mistake = str(error) if isinstance(error, WeftError) else None
-    details = f"\n\nrank {rank}: {text}"
+    details = "" if isinstance(error, StorageError) else f"\n\nrank {rank}: {text}"
     return Failure(rank=rank, cause=cause, secondary=_secondary(error), when=now, details=details, mistake=mistake)
 
 

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
+from weft.runtime.process.liveness import status
 from weft.streams import write_bounded
 
 if sys.platform == "linux":
@@ -51,7 +52,7 @@ def dump(peers: Mapping[int, tuple[str, int]], *, rank: int, reason: str) -> Non
     A stopped peer is continued, since it can't answer otherwise. Deadlines pass on many ranks at once: the first rank
     asks all, and the others only wait until it is done.
     """
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), status.during("dump stacks"):  # which has no limit
         own_file = _own_file()
         hostname = socket.gethostname()
         others = {peer: address for peer, address in sorted(peers.items()) if peer != rank}

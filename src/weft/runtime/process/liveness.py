@@ -34,8 +34,8 @@ class Report:
     phase: str
     minibatch: int | None  # the last one that was fed
     bytes: int  # of checkpoints, written or read so far
-    still: float  # seconds since anything of this last changed
-    limit: float | None  # seconds that it may be still in this phase; None: for ever
+    unmoved: float  # seconds since anything of this last changed
+    limit: float | None  # seconds that it may stay unmoved in this phase; None: no limit
 
     def __str__(self) -> str:
         place = "" if self.minibatch is None else f", mini-batch {self.minibatch}"
@@ -51,34 +51,55 @@ class Status:
         self.minibatch: int | None = None
         self.nbytes = 0
         self.moves = 0  # steps of any kind
+        self.awaited_moves = 0  # of the ranks that this one waits for
         self.counter: Callable[[], int] = lambda: 0  # counts smaller steps, where something does
-        self.news = threading.Event()  # a phase has begun: report it at once
+        self.phase_changed = threading.Event()
         self._seen: tuple[Any, ...] = ()
         self._changed = self._looked = time.monotonic()
 
     @contextlib.contextmanager
+    def counting(self, counter: Callable[[], int]) -> Iterator[None]:
+        """Count smaller steps by this function, too."""
+        self.counter, before = counter, self.counter
+        try:
+            yield
+        finally:
+            self.counter = before
+
+    @contextlib.contextmanager
     def during(self, phase: str, *, limit: float | None = None) -> Iterator[None]:
-        """A phase, in which this process may be still for `limit` seconds."""
+        """A phase, in which this process may stay unmoved for `limit` seconds."""
         before = self.phase, self.limit
         self.phase, self.limit = phase, limit
-        self.news.set()
+        self.phase_changed.set()
         try:
             yield
         finally:
             self.phase, self.limit = before
-            self.news.set()
+            self.phase_changed.set()
 
     def report(self) -> Report:
         """Where this process is now."""
-        now, seen = time.monotonic(), (self.phase, self.minibatch, self.nbytes, self.moves, self.counter())
+        now = time.monotonic()
+        seen = (self.phase, self.minibatch, self.nbytes, self.moves, self.awaited_moves, self.counter())
         if seen != self._seen or now - self._looked > PAUSED:
             self._seen, self._changed = seen, now
         self._looked = now
-        still = now - self._changed
-        return Report(phase=self.phase, minibatch=self.minibatch, bytes=self.nbytes, still=still, limit=self.limit)
+        return Report(
+            phase=self.phase,
+            minibatch=self.minibatch,
+            bytes=self.nbytes,
+            unmoved=now - self._changed,
+            limit=self.limit,
+        )
 
 
 status = Status()
+
+
+def progress() -> int:
+    """A number that grows while this process moves: with each byte of a checkpoint, and with each step."""
+    return status.nbytes + status.moves
 
 
 def start_reports(send: Callable[[Report], None]) -> None:
@@ -88,8 +109,8 @@ def start_reports(send: Callable[[Report], None]) -> None:
         with contextlib.suppress(OSError):
             while True:
                 send(status.report())
-                status.news.wait(PERIOD)
-                status.news.clear()
+                status.phase_changed.wait(PERIOD)
+                status.phase_changed.clear()
 
     threading.Thread(target=work, daemon=True, name="weft heartbeat").start()
 
@@ -103,14 +124,14 @@ def status_file(path: Path, *, rank: int) -> Iterator[None]:
     ended = threading.Event()
     status.phase = "start"
 
-    def write(**changes: Any) -> None:
+    def write() -> None:
         report = asdict(status.report())
         now = time.time()
-        moved = now - report.pop("still")
+        moved = now - report.pop("unmoved")
         line = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "time": now, "moved": moved}
         temporary = path.with_name(f".{path.name}.part")
         with contextlib.suppress(OSError):  # a full disk costs only the status
-            temporary.write_text(json.dumps(line | report | changes) + "\n", "utf-8")
+            temporary.write_text(json.dumps(line | report) + "\n", "utf-8")
             temporary.replace(path)
 
     def work() -> None:
@@ -118,7 +139,7 @@ def status_file(path: Path, *, rank: int) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
         while not ended.wait(2 * PERIOD):
             write()
-        write(phase=status.phase)
+        write()
 
     thread = threading.Thread(target=work, daemon=True, name="weft status")
     thread.start()

@@ -7,8 +7,8 @@ consequences on other ranks.
 
 A rank talks to its parent over one socket pair: `importing`, `loaded`, `joined`, then `done` or `failed`, and its
 status twice a second. The parent answers `go` when all have joined, so that no rank ends before another is up. When the
-parent's end closes, the rank exits. A rank whose status does not come any more is stopped; one whose status does not
-change within the limit of its phase is stuck. Both are named and ended: nobody else may be waiting for them.
+parent's end closes, the rank exits. A rank that is stopped, and one whose status does not change within the limit of
+its phase, are named and ended: nobody else may be waiting for them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class _RankProcess:
     def ended(self) -> None:
         """It has ended, or closed its socket, without a report."""
         try:
-            self.fail(f"{_describe_exit(self.popen.wait(timeout=1))} before fn returned")
+            code = self.popen.wait(timeout=1)
+            self.fail(_describe_exit(code) + (" before fn returned" if code >= 0 else ""))
         except subprocess.TimeoutExpired:
             self.fail("closed the socket to its parent; fn must not close descriptors that it has not opened")
 
@@ -268,6 +269,8 @@ class _Watch:
             for process in self._processes:
                 process.send(GO)
             return
+        if self._stop.is_set():
+            raise RunError("the ranks were asked to stop before all of them had started")
         late = [process for process in self._processes if process.stage in ("started", "importing")]
         late = late or [process for process in self._processes if process.stage == "loaded"]
         if time.monotonic() > max(process.begun for process in self._processes) + self._limits.start:
@@ -278,17 +281,20 @@ class _Watch:
         status, now = process.status, time.monotonic()
         where = "" if status is None else f"; it was in: {status}"
         silence = now - process.heard
-        stopped = silence > self._limits.silence and hang_dump.is_stopped(process.popen.pid)
-        if stopped or silence > max(self._limits.silence, LONG_SILENCE):
-            how = "is stopped (SIGSTOP, or a debugger)" if stopped else "runs, but its threads do not"
-            if not stopped:
-                hang_dump.request_stacks(process.rank, process.popen.pid)
-            process.fail(f"gave no sign of life for {silence:.0f} s and was killed: it {how}{where}")
-        elif status is not None and status.limit is not None and status.still > status.limit + STUCK_MARGIN:
+        if silence > self._limits.silence and hang_dump.is_stopped(process.popen.pid):
+            process.fail(f"gave no sign of life for {silence:.0f} s and was killed: it is stopped (SIGSTOP){where}")
+        if status is None or status.limit is None:
+            return  # it may do what it likes, also without a turn for its other threads
+        if silence > max(status.limit, LONG_SILENCE) + STUCK_MARGIN:
             hang_dump.request_stacks(process.rank, process.popen.pid)
             process.fail(
-                f"is alive, has not moved for {status.still:.0f} s and was killed (limit: {status.limit:g} s{where}); "
-                "see its stacks on stderr, and raise the deadline if it really takes that long"
+                f"gave no sign of life for {silence:.0f} s and was killed: it runs, but its threads do not{where}"
+            )
+        elif status.unmoved > status.limit + STUCK_MARGIN:
+            hang_dump.request_stacks(process.rank, process.popen.pid)
+            process.fail(
+                f"is alive, has not moved for {status.unmoved:.0f} s and was killed (limit: {status.limit:g} s{where})"
+                "; see its stacks on stderr, and raise the deadline if it really takes that long"
             )
 
     def _forward_stop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from weft.runtime.process.liveness import watch_parent
 from weft.runtime.process.malloc import keep_freed_memory
 
 T = TypeVar("T")
+
+LEAVE_LIMIT = 5.0  # seconds
 
 _join_numbers = itertools.count()  # a process may join several times, one after the other
 
@@ -62,10 +65,23 @@ def join(
         store = _meet(join_store, rank, ranks, timeout)
         local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
         dist.init_process_group(choose_backend(backend, *local), store=store, rank=rank, world_size=ranks)
-    result = fn(*args)  # if this fails, the group stays: destroying it can block, and torchrun ends the process
-    if make_group and dist.is_initialized():
-        dist.destroy_process_group()
-    return result
+    try:
+        return fn(*args)
+    finally:
+        if make_group and dist.is_initialized():
+            _leave()
+
+
+def _leave() -> None:
+    """Destroy the process group, whose threads would abort the process at its end.
+
+    In a thread: after an error an operation may be under way, and destroying waits for it.
+    """
+    import torch.distributed as dist
+
+    thread = threading.Thread(target=dist.destroy_process_group, daemon=True, name="weft leave")
+    thread.start()
+    thread.join(LEAVE_LIMIT)
 
 
 def _meet(store: Any, rank: int, ranks: int, timeout: float) -> Any:

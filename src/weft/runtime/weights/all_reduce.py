@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -84,22 +84,12 @@ class _AllReduceThread:
 
     def __init__(self, all_reduce: AllReduce) -> None:
         self.queue: queue.SimpleQueue[_Sum | None] = queue.SimpleQueue()
-        if (fault := faults.site("all-reduce")) is not None:
-            all_reduce = _after(fault, all_reduce)
         self.thread = threading.Thread(target=_work, args=(self.queue, all_reduce), daemon=True, name="weft all-reduce")
         self.thread.start()
 
     def start_sum(self, part: Parts, waiting: list[Future[Parts]]) -> None:
         stream = torch.cuda.current_stream() if any(tensor.is_cuda for tensor in part) else None
         self.queue.put(_Sum(part, waiting, stream))
-
-
-def _after(fault: Callable[[], None], all_reduce: AllReduce) -> AllReduce:
-    def add_up(tensor: Tensor) -> None:
-        fault()
-        all_reduce(tensor)
-
-    return add_up
 
 
 def _end(threads: list[_AllReduceThread]) -> None:
@@ -136,6 +126,7 @@ def _over_processes(part: Parts, all_reduce: AllReduce) -> Parts:
         kinds[tensor.dtype, tensor.device].append(place)
     for places in kinds.values():
         flat = torch.cat([part[place].reshape(-1) for place in places])
+        faults.hit("all-reduce")
         all_reduce(flat)
         for place, piece in zip(places, torch.split(flat, [part[at].numel() for at in places]), strict=True):
             total[place] = piece.view(part[place].shape)

@@ -19,7 +19,9 @@ class BatchSampler:
 
     def __init__(self, samples: int, batch: int, seed: int) -> None:
         if batch > samples:
-            raise WeftError(f"a batch must not be larger than the data (batch: {batch}, samples: {samples}); lower it")
+            raise WeftError(
+                f"a batch must not be larger than the data (train.batch: {batch}, samples: {samples}); lower it"
+            )
         self.samples = samples
         self.batch = batch
         self.seed = seed

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from weft.output import warn
 from weft.text import format_bytes, format_clock
 from weft.train.run.events import Ended, Evaluated, Event, SaveFailed, Stepped
 from weft.train.run.progress import Progress
@@ -60,7 +61,7 @@ class Display:
                 words = f"held out: {self._evaluation}{', the best so far' if best else ''}"
                 self.say(f"update {progress.update}: {words}")
             case SaveFailed(progress=progress, problem=problem):
-                self._warn(f"update {progress.update}: no checkpoint was saved, and training goes on: {problem}")
+                warn(f"update {progress.update}: no checkpoint was saved: {problem}")
             case Ended(progress=progress):
                 self._progress = progress
 
@@ -68,10 +69,6 @@ class Display:
         """Print a line that stays."""
         if not self._quiet:
             self._console.print(text, markup=False)
-
-    def _warn(self, text: str) -> None:
-        """Print a line on stderr, even if nothing else is shown."""
-        print(f"weft: {text}", file=sys.stderr, flush=True)
 
     def _show(self) -> None:
         if self._live is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -25,15 +26,16 @@ from typing import Any
 
 from weft import faults
 from weft.draw import svg, trace
-from weft.errors import StorageError, WeftError, remedy_for
-from weft.output import json_safe, replace_file, write_text
+from weft.errors import RunError, StorageError, WeftError, one_line, remedy_for
+from weft.output import json_safe, replace_file, warn
 from weft.text import did_you_mean
 from weft.train.run.events import Ended, Event, Saved
 from weft.train.run.lock import LOCK
 
 NAME = re.compile(r"update-(\d+)(?:-(\d+))?")
 STATUS = "status"
-OWN = (LOCK, STATUS)  # what a folder has before its run begins
+INVOCATION = "invocation"
+LEFTOVER = re.compile(r"\..*\.part")  # of a file that a killed process was writing
 
 
 class Folder:
@@ -43,6 +45,7 @@ class Folder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report.html"
+        self._lock_file = -1  # its number, once this process has begun the run
 
     def __str__(self) -> str:
         return str(self.path)
@@ -55,38 +58,70 @@ class Folder:
             return True
         if (self.path / "job.toml").is_file():
             return False
-        if not self.path.is_dir() or any(entry.name not in OWN for entry in self.path.iterdir()):
+        if not self._has_only_own():
             raise WeftError(f"{self.path} is not a run (it has no job.toml), so it is left alone; use another name")
         return True
+
+    def _has_only_own(self) -> bool:
+        """Whether nothing is here but what weft writes before a run has begun."""
+        if not self.path.is_dir() or any(self.checkpoints.glob("*")):
+            return False
+        names = {entry.name for entry in self.path.iterdir() if not LEFTOVER.fullmatch(entry.name)}
+        return names <= {LOCK, STATUS, INVOCATION, self.checkpoints.name}
 
     def create(self) -> None:
         with _creating(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
 
-    def write_job(self, text: str) -> None:
-        """Write `job.toml`; creates the folder."""
-        with _creating(self.path):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_text(self.path / "job.toml", text)
+    def begin(
+        self,
+        job: str,
+        *,
+        invocation: str,
+        overwrite: bool = False,
+        checkpoint: Path | None = None,
+        best: int | None = None,
+    ) -> None:
+        """A run starts, or resumes from a checkpoint with this best update: remove earlier results; write its job.
 
-    def begin(self, job: str, *, invocation: str, overwrite: bool = False) -> None:
-        """A run starts or resumes: remove earlier results, or all of an earlier run; write its job.
-
-        In this order, so that a killed process leaves neither results of another job nor a job without its files.
+        In this order, so that a process that is killed on the way leaves no results of another job, and its restart
+        knows what is done: before the invocation is written, it begins once more; afterwards it resumes.
         """
         with _writing(self.path):
             (self.path / "summary.json").unlink(missing_ok=True)
-            faults.hit("folder")
             for entry in self.path.iterdir() if overwrite else ():
-                if entry.name not in (*OWN, "job.toml"):
+                if entry.name not in (LOCK, STATUS, "job.toml"):
                     shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            if checkpoint is not None:
+                self._rewind(checkpoint, best)
+            faults.hit("folder")
+            replace_file(self.path / INVOCATION, invocation + "\n")
+            faults.hit("folder")
+            self.checkpoints.mkdir(exist_ok=True)
             replace_file(self.path / "job.toml", job)
-            replace_file(self.path / "invocation", invocation + "\n")
+            self._lock_file = self._lock_number()
+
+    def _lock_number(self) -> int:
+        with contextlib.suppress(OSError):
+            return os.stat(self.path / LOCK).st_ino
+        return -1
+
+    def check_owned(self) -> None:
+        """Raise if the folder was deleted, moved or begun by another run meanwhile; for who has begun this one."""
+        if self._lock_number() != self._lock_file:
+            raise RunError(
+                f"{self.path} was moved or deleted while its run was going on; nothing more is saved there, because it "
+                "may belong to another run by now"
+            )
 
     def begun_by(self) -> str:
         """The invocation that has begun or resumed this run last."""
-        return self.text("invocation").strip()
+        return self.text(INVOCATION).strip()
+
+    def results_of(self, invocation: str) -> dict[str, Any] | None:
+        """The results, if this invocation has reached the end of the run."""
+        summary = self.summary()
+        return summary if summary is not None and summary.get("invocation") == invocation else None
 
     def forget_status(self) -> None:
         """Delete the status of the ranks of an earlier start."""
@@ -96,12 +131,22 @@ class Folder:
         return self.path / STATUS / f"rank-{rank}.json"
 
     def remove_unused(self) -> None:
-        """Delete the folder of a run that never began."""
-        if not (self.path / "job.toml").exists():
-            shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the folder of a run that never began, if it has nothing but what weft put there."""
+        with contextlib.suppress(OSError):
+            if self._has_only_own():
+                shutil.rmtree(self.path, ignore_errors=True)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        write_text(self.path / "summary.json", json.dumps(json_safe(summary), indent=2, allow_nan=False) + "\n")
+        file = self.path / "summary.json"
+        with _writing(file):
+            replace_file(file, json.dumps(json_safe(summary), indent=2, allow_nan=False) + "\n")
+
+    def write_extra(self, name: str, text: str) -> None:
+        """Write a file without which a run is complete all the same."""
+        try:
+            replace_file(self.path / name, text)
+        except OSError as problem:
+            warn(f"{self.path / name} can't be written: {problem.strerror}; the run is complete without it")
 
     def summary(self) -> dict[str, Any] | None:
         """The results, if the run has ended."""
@@ -111,13 +156,14 @@ class Folder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as problem:
-            raise WeftError(f"{file} can't be read ({problem}); run the job again") from None
+            warn(f"{file} can't be read ({one_line(problem)}), so it does not count")
+            return None
         return summary
 
     def text(self, name: str) -> str:
-        """A file's text; empty if there is no such file."""
+        """A file's text; empty if it can't be read."""
         with contextlib.suppress(OSError):
-            return (self.path / name).read_text("utf-8")
+            return (self.path / name).read_text("utf-8", errors="replace")
         return ""
 
     # Checkpoints
@@ -142,22 +188,26 @@ class Folder:
             if best:
                 replace_file(self.checkpoints / "best", checkpoint.name + "\n")
             replace_file(self.checkpoints / "latest", checkpoint.name + "\n")
+        try:
             names = self.names()
             kept = {checkpoint.name, self._pointed("best"), *names[-keep:]}
             for name in names:
                 if name not in kept:  # first renamed: a half-deleted checkpoint must not look complete
                     (self.checkpoints / name).rename(self.checkpoints / f".{name}.gone")
                     faults.hit("rotation")
+        except OSError as problem:  # the new checkpoint is complete
+            warn(f"old checkpoints in {self.checkpoints} can't be deleted ({one_line(problem)}); they stay")
         self.sweep()
 
     def sweep(self) -> None:
-        """Delete what a killed run left behind, and checkpoints that are no longer kept."""
+        """Delete what a killed run left behind, and checkpoints that are no longer kept, as far as that works."""
         for leftover in self.checkpoints.glob(".update-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for leftover in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
-            leftover.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                leftover.unlink(missing_ok=True)
 
-    def rewind(self, checkpoint: Path, *, best: int | None) -> None:
+    def _rewind(self, checkpoint: Path, best: int | None) -> None:
         """Resume from a checkpoint: rename newer ones to `aside-…`; `best` is the best update so far."""
         for name in self.names():
             if _age(name) > _age(checkpoint.name):
@@ -165,29 +215,31 @@ class Folder:
                 while aside.exists():
                     number += 1
                     aside = self.checkpoints / f"aside-{name}-{number}"
-                with _writing(aside):
-                    (self.checkpoints / name).rename(aside)
+                (self.checkpoints / name).rename(aside)
         kept = [name for name in self.names() if _age(name)[0] == best]
-        with _writing(self.checkpoints):
-            if kept:
-                replace_file(self.checkpoints / "best", kept[-1] + "\n")
-            else:
-                (self.checkpoints / "best").unlink(missing_ok=True)
-            replace_file(self.checkpoints / "latest", checkpoint.name + "\n")
+        if kept:
+            replace_file(self.checkpoints / "best", kept[-1] + "\n")
+        elif self._pointed("best") is None:  # else the best one could not be saved, and this is the best before it
+            (self.checkpoints / "best").unlink(missing_ok=True)
+        replace_file(self.checkpoints / "latest", checkpoint.name + "\n")
 
     def find(self, which: str) -> Path | None:
         """The checkpoint `latest`, `previous`, `best` or of a name; None if there is no latest one."""
-        names, latest = self.names(), self._pointed("latest")
+        names = self.names()
+        if which in names:
+            return self.checkpoints / which
+        latest = self._pointed("latest")
         if which == "latest":
             return None if latest is None else self.checkpoints / latest
         if which == "previous":
-            before = [name for name in names if latest is not None and _age(name) < _age(latest)]
+            newest = latest or (names[-1] if names else None)
+            before = [name for name in names if newest is not None and _age(name) < _age(newest)]
             which = before[-1] if before else which
         elif which == "best":
             which = self._pointed("best") or which
         if which not in names:
             known = ", ".join(names) or "none"
-            raise WeftError(f"{self} has no checkpoint {which!r}{did_you_mean(which, names)}; there are: {known}")
+            raise WeftError(f"{self} has no checkpoint {which!r} (there are: {known}); name one of them")
         return self.checkpoints / which
 
     def newest(self) -> list[Path]:
@@ -197,18 +249,14 @@ class Folder:
         return [self.checkpoints / name for name in ([] if latest is None else [latest]) + others]
 
     def dangling(self) -> str | None:
-        """What `latest` names, if that is no checkpoint of this run."""
-        return None if self._pointed("latest") else self.text("checkpoints/latest").strip()[:60] or None
+        """What `latest` names, if that is no checkpoint of this run; None if there is no such file."""
+        if self._pointed("latest") is not None or not os.path.lexists(self.checkpoints / "latest"):
+            return None
+        return self.text("checkpoints/latest").strip()[:60]
 
     def _pointed(self, pointer: str) -> str | None:
         """The checkpoint that a file names; None if there is no such checkpoint."""
-        file = self.checkpoints / pointer
-        try:
-            name = file.read_text("utf-8").strip()
-        except (FileNotFoundError, UnicodeDecodeError):
-            return None
-        except OSError as problem:
-            raise StorageError(f"{file} can't be read ({problem.strerror}); {remedy_for(problem)}") from None
+        name = self.text(f"{self.checkpoints.name}/{pointer}").strip()
         return name if NAME.fullmatch(name) and (self.checkpoints / name).is_dir() else None
 
 
@@ -223,8 +271,8 @@ class FolderWriter:
             case Saved(path=path, best=best):
                 self._folder.publish(path, best=best, keep=self._keep)
             case Ended(timeline=timeline) if timeline is not None:
-                write_text(self._folder.path / "trace.json", trace(timeline, unit_us=1e6))
-                write_text(self._folder.path / "timeline.svg", svg(timeline))
+                self._folder.write_extra("trace.json", trace(timeline, unit_us=1e6))
+                self._folder.write_extra("timeline.svg", svg(timeline))
 
 
 def new_folder(home: str, default: str) -> Folder:

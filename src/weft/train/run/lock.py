@@ -13,12 +13,12 @@ import fcntl
 import json
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from weft.errors import WeftError
+from weft.output import warn
 
 LOCK = "lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -29,11 +29,26 @@ def locked(folder: Path) -> Iterator[None]:
     """Own an existing folder inside the block; a WeftError names the owner if there is one."""
     file = folder / LOCK
     handle = _open(file)
+    _held.add(handle)
     try:
         _write_holder(handle)
         yield
     finally:
+        _held.remove(handle)
         os.close(handle)
+
+
+_held: set[int] = set()  # by this process
+
+
+def _close_held() -> None:
+    """In a forked process, which would hold the lock beyond the end of its parent."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_held)
 
 
 def _open(file: Path) -> int:
@@ -49,11 +64,9 @@ def _open(file: Path) -> int:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
             if problem.errno in NO_LOCKS:
-                print(
-                    f"weft: {file.parent} is on a file system without locks ({problem.strerror}): nothing keeps a "
-                    "second run out of it",
-                    file=sys.stderr,
-                    flush=True,
+                warn(
+                    f"{file.parent} is on a file system without locks ({problem.strerror}): nothing keeps a second run "
+                    "out of it"
                 )
                 return handle
             holder = _holder(handle)

@@ -239,7 +239,7 @@ class Loop:
                     lambda: self._emit(Saved(path=path, best=best)),
                     purpose="publish a checkpoint",
                     deadline=deadline,
-                    progress=lambda: self._status.nbytes,
+                    progress=lambda: self._status.nbytes + self._status.moves,
                 )
             except StorageError as problem:
                 self._save_problem = str(problem)

@@ -14,13 +14,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from weft.errors import WeftError
-from weft.output import json_safe, write_text
+from weft.errors import StorageError, WeftError, remedy_for
+from weft.output import json_safe, replace_file, warn
 from weft.streams import output_problems
 from weft.text import format_count
 from weft.train.extras import need
@@ -49,8 +48,12 @@ class Metrics:
     def __init__(self, folder: Path, *, update: int, tensorboard: bool) -> None:
         self.path = folder / "metrics.jsonl"
         kept = [line for line in read_metrics(self.path) if line["update"] <= update]
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._file = _Lines(self.path)
+        try:
+            replace_file(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+            self._file = _Lines(self.path)
+        except OSError as problem:
+            reason = f"{problem.strerror}; {remedy_for(problem)}"
+            raise StorageError(f"{self.path} can't be written: {reason}") from problem
         self._update = update
         self._output: dict[str, str] = {}  # problems that were written
         self._tensorboard: Any = None
@@ -90,7 +93,7 @@ class Metrics:
                 self._tensorboard.flush()
             except OSError as problem:
                 self._tensorboard = None  # it can't continue after an error
-                _warn(f"TensorBoard events can't be written: {problem.strerror}; training goes on without them")
+                warn(f"TensorBoard events can't be written: {problem.strerror}; training goes on without them")
 
     def _write_problems_of_output(self) -> None:
         """Say here what can't be said there."""
@@ -126,7 +129,7 @@ class _Lines:
     def close(self) -> None:
         self._write_waiting()
         if self._waiting:
-            _warn(f"{format_count(len(self._waiting), 'line')} of {self._path} could not be written")
+            warn(f"{format_count(len(self._waiting), 'line')} of {self._path} could not be written")
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
@@ -142,7 +145,7 @@ class _Lines:
             self._failed = True
             if not self._warned:
                 self._warned = True
-                _warn(f"{self._path} can't be written: {problem.strerror}; training goes on, and its lines wait")
+                warn(f"{self._path} can't be written: {problem.strerror}; training goes on; lines are kept for later")
 
     def _write(self, line: bytes) -> None:
         left = line
@@ -157,7 +160,3 @@ class _Lines:
             os.close(before)
         self._size = min(self._size, os.fstat(self._descriptor).st_size)
         os.ftruncate(self._descriptor, self._size)
-
-
-def _warn(text: str) -> None:
-    print(f"weft: {text}", file=sys.stderr, flush=True)
