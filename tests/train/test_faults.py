@@ -131,6 +131,18 @@ def test_results_are_those_of_this_command(tmp_path: Path, commands: Commands) -
     assert (summary(run)["update"], summary(run)["restarts"]) == (8, 1)
 
 
+def test_a_restart_keeps_the_chosen_checkpoint(tmp_path: Path, commands: Commands) -> None:
+    """Also if the ranks die in the middle of its choice: before and after newer ones are set aside."""
+    assert commands.run("train", *tiny(**JOB), "--set", "checkpoint.keep=9").code == 0
+    trial = Trial(tmp_path, "agreement:1:1:kill", "folder:1:0:kill", "folder:2:0:kill")
+    commands.environment |= trial.environment
+    done = commands.run("train", "--resume", "tiny", "--checkpoint", "previous", "--max-restarts", "3")
+    trial.check()
+    assert done.code == 0, done.err
+    assert re.findall(r"restart \d of 3, from (.*)", done.err) == ["update-00000004"] * 3
+    assert (tmp_path / "runs" / "tiny" / "checkpoints" / "aside-update-00000006").exists()
+
+
 def test_one_of_two_commands_gets_the_run(tmp_path: Path, commands: Commands) -> None:
     """The other one learns who has it, and changes nothing."""
     run = tmp_path / "runs" / "tiny"
@@ -207,6 +219,13 @@ def test_a_stuck_save_ends_at_its_own_deadline(tmp_path: Path, commands: Command
     assert done.code == 0, done.err
     assert "waited 2 s for rank 1 to save the checkpoint, and no byte was moved" in done.err
     assert summary(tmp_path / "runs" / "tiny")["restarts"] == 1
+
+
+def test_an_error_of_storage_before_the_ranks_start_costs_a_restart(tmp_path: Path, commands: Commands) -> None:
+    trial = Trial(tmp_path, "flush:2:0:kill", "load-verify:1:parent:eio")
+    done = attempt(commands, trial, "--max-restarts", "2")
+    assert done.code == 0, done.err
+    assert summary(tmp_path / "runs" / "tiny")["restarts"] == 2
 
 
 @pytest.mark.parametrize("size", ["16k", "20k", "208k", "240k", "264k"])

@@ -2,14 +2,17 @@
 
 import contextlib
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.helpers.pipes import fill
-from tests.helpers.rank_functions import eventually
+from tests.helpers.rank_functions import DEADLINE, eventually
 from tests.helpers.scripts import Commands
 from tests.train.jobs import lines, summary, tiny
 from tests.train.test_processes import ENDLESS, alive, has_lines, ranks_of
@@ -86,3 +89,14 @@ def test_a_terminal_that_is_stopped_does_not_stop_a_run(tmp_path: Path, commands
     assert summary(tmp_path / "runs" / "tiny")["update"] == 24
     os.close(terminal)
     os.close(descriptor)
+
+
+def test_a_run_does_without_stderr(tmp_path: Path) -> None:
+    """As `weft train 2>&-`: no socket takes its place, and its lines do not go to stdout."""
+    job = " ".join(shlex.quote(word) for word in tiny(train__updates=4))
+    command = f"exec {shlex.quote(sys.executable)} -m weft train {job} 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0
+    assert "outcome               finished" in done.stdout
+    assert "weft:" not in done.stdout
+    assert summary(tmp_path / "runs" / "tiny")["update"] == 4

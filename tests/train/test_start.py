@@ -162,3 +162,87 @@ def test_more_updates_continue_a_finished_run(
     finished(finished_run)
     assert main(["train", "--continue", *tiny(schedule__virtual=True, **SHORT | {"train__updates": 12})]) == 0
     assert summary(RUN)["update"] == 12
+
+
+def resume(*arguments: str) -> int:
+    return main(["train", "--resume", "tiny", *arguments])
+
+
+@pytest.fixture
+def copied(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    finished(finished_run)
+
+
+@pytest.mark.usefixtures("copied")
+def test_results_without_a_checkpoint_are_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of checkpoints that is gone is no run before its first checkpoint."""
+    shutil.rmtree(RUN / "checkpoints")
+    assert resume("--set", "train.updates=12") == 2
+    assert "has results, but no checkpoint" in capsys.readouterr().err
+    assert summary(RUN)["update"] == 8
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_run_does_not_end_before_its_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resume("--set", "train.updates=6") == 2
+    assert "8 updates, job: 6); raise train.updates" in capsys.readouterr().err
+    assert summary(RUN)["updates"] == 8
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_resumed_run_keeps_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resume("--set", "name=other") == 2
+    assert "--resume keeps the name" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_run_is_no_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--resume", "tiny"]) == 2
+    assert "runs/tiny is a single run; use weft train --resume runs/tiny" in capsys.readouterr().err
+    (RUN / "choice.json").write_text("{}")
+    assert resume("--set", "train.updates=12") == 2
+    assert "runs/tiny is a comparison; use weft compare --resume runs/tiny" in capsys.readouterr().err
+    assert main(["export", "tiny"]) == 2
+    assert "export one of its runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", None])
+@pytest.mark.usefixtures("copied")
+def test_whatever_latest_is_the_newest_valid_checkpoint_is_used(
+    content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latest = RUN / "checkpoints" / "latest"
+    latest.unlink()
+    latest.mkdir() if content is None else latest.write_bytes(content)
+    assert main(["export", "tiny", "--checkpoint", "update-00000004"]) == 0
+    assert "newest valid" not in capsys.readouterr().err
+    assert main(["export", "tiny", "--checkpoint", "previous"]) == 0
+    assert "update-00000004" in capsys.readouterr().out
+    assert main(["export", "tiny"]) == 0
+    captured = capsys.readouterr()
+    assert "update-00000008" in captured.out
+    assert "using update-00000008, the newest valid checkpoint" in captured.err
+
+
+@pytest.mark.usefixtures("copied")
+def test_broken_results_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    (RUN / "summary.json").write_text("{")
+    assert resume("--set", "train.updates=12") == 0
+    assert "summary.json can't be read" in capsys.readouterr().err
+    assert summary(RUN)["update"] == 12
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_batch_larger_than_the_data_costs_no_earlier_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--overwrite", **SHORT, data__samples=10) == 2
+    assert "(train.batch: 16, samples: 10)" in capsys.readouterr().err
+    assert Folder(RUN).names() == ["update-00000004", "update-00000008"]
+
+
+@pytest.mark.usefixtures("copied")
+def test_a_leftover_that_can_not_be_deleted_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    (RUN / "checkpoints" / ".update-00000004.part").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)
+    assert resume("--set", "train.updates=12") == 0
+    assert summary(RUN)["update"] == 12

@@ -74,7 +74,9 @@ class Training:
     clip_norm: float = option(0.0, "maximum norm of a mini-batch's gradients; 0: no limit", least=0)
     precision: str = option("fp32", "bf16: autocast", allowed=("fp32", "bf16"))
     nan: str = option(
-        "stop", "what to do with a mini-batch whose loss or gradients are not finite", allowed=("stop", "skip")
+        "stop",
+        "what to do if a loss is not finite, or gradients are not (stop: with clip_norm only)",
+        allowed=("stop", "skip"),
     )
     max_skips: int = option(10, "nan=skip: skipped mini-batches in a row that end the run as diverged", least=1)
     seed: int = option(0, "random seed of initial weights, data order and dropout")

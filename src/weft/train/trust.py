@@ -23,8 +23,7 @@ def check_trust(folder: Path, *files: str, code: Mapping[str, str]) -> None:
             named = ", ".join(f"{key}={name}" for key, name in code.items())
             raise WeftError(
                 f"{path} belongs to {_name(owner)}, not to you ({_name(os.geteuid())}), and names code that would be "
-                f"imported from wherever it says: {named}; read that code, and repeat the command with --trust if you "
-                "trust it"
+                f"imported: {named}; read that code, and repeat the command with --trust if you trust it"
             )
 
 
