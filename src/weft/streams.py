@@ -26,7 +26,7 @@ def open_missing() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, flags)  # the lowest descriptor that is free: this one
+            os.set_inheritable(os.open(os.devnull, flags), True)  # the lowest one that is free: this one
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(descriptor, "w", closefd=False), "utf-8"))
