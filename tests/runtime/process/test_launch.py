@@ -291,6 +291,27 @@ def test_ranks_meet_without_memfd(scripts: Scripts) -> None:
     assert said["results"] == [None, None]
 
 
+def test_a_rank_ends_without_the_destructors_of_libraries(scripts: Scripts) -> None:
+    """Those of C++ libraries abort some processes; what Python has to do at its end is done."""
+    done = scripts.run(
+        "import atexit, ctypes, threading, time\n"
+        "from rank_functions import report\n"
+        "libc = ctypes.CDLL(None)\n"
+        "def later():\n"
+        "    time.sleep(0.1)\n"
+        "    print('thread', flush=True)\n"
+        "def work():\n"
+        "    libc.atexit(libc.abort)\n"
+        "    atexit.register(print, 'exit', flush=True)\n"
+        "    threading.Thread(target=later).start()\n"
+        "if __name__ == '__main__':\n"
+        "    report(work, ranks=1)"
+    )
+    assert [line for line in done.out.splitlines() if not line.startswith("{")] == ["thread", "exit"]
+    assert done.said[0]["results"] == [None]
+    assert done.err == ""
+
+
 # The death of the parent
 
 
