@@ -301,7 +301,7 @@ def test_a_rank_ends_without_the_destructors_of_libraries(scripts: Scripts) -> N
         "    time.sleep(0.1)\n"
         "    print('thread', flush=True)\n"
         "def work():\n"
-        "    libc.atexit(libc.abort)\n"
+        "    libc.on_exit(libc.abort, None)\n"
         "    atexit.register(print, 'exit', flush=True)\n"
         "    threading.Thread(target=later).start()\n"
         "if __name__ == '__main__':\n"
