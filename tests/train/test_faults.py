@@ -21,6 +21,7 @@ from tests.helpers.scripts import Commands, Done, Script
 from tests.train.jobs import free_port, lines, same, summary, tiny, train, weights
 
 from weft.faults import PHASES
+from weft.train.run import Folder, locked
 
 # six updates with a clipped norm (an all-reduce), an evaluation and a checkpoint every two
 JOB = {"train__updates": 6, "checkpoint__every": 2, "evaluate__every": 2, "log__every": 1, "train__clip_norm": 1.0}
@@ -57,7 +58,7 @@ KILLS = {
     "rendezvous": ["rendezvous:1:0:kill"],
     "data": ["data:1:1:kill"],
     "agreement": ["agreement:1:1:kill"],
-    "folder": ["folder:1:0:kill", "folder:2:0:kill"],  # before and after the invocation is written
+    "folder": ["folder:1:0:kill", "folder:2:0:kill", "folder:3:0:kill"],  # around the file of the invocation
     "send": ["send:9:1:segv"],
     "receive": ["receive:9:0:kill"],
     "all-reduce": ["all-reduce:3:1:kill"],
@@ -134,12 +135,12 @@ def test_results_are_those_of_this_command(tmp_path: Path, commands: Commands) -
 def test_a_restart_keeps_the_chosen_checkpoint(tmp_path: Path, commands: Commands) -> None:
     """Also if the ranks die in the middle of its choice: before and after newer ones are set aside."""
     assert commands.run("train", *tiny(**JOB), "--set", "checkpoint.keep=9").code == 0
-    trial = Trial(tmp_path, "agreement:1:1:kill", "folder:1:0:kill", "folder:2:0:kill")
+    trial = Trial(tmp_path, "agreement:1:1:kill", "folder:1:0:kill", "folder:2:0:kill", "folder:3:0:kill")
     commands.environment |= trial.environment
-    done = commands.run("train", "--resume", "tiny", "--checkpoint", "previous", "--max-restarts", "3")
+    done = commands.run("train", "--resume", "tiny", "--checkpoint", "previous", "--max-restarts", "4")
     trial.check()
     assert done.code == 0, done.err
-    assert re.findall(r"restart \d of 3, from (.*)", done.err) == ["update-00000004"] * 3
+    assert re.findall(r"restart \d of 4, from (.*)", done.err) == ["update-00000004"] * 4
     assert (tmp_path / "runs" / "tiny" / "checkpoints" / "aside-update-00000006").exists()
 
 
@@ -250,12 +251,19 @@ def test_a_disk_that_is_really_full(size: str, tmp_path: Path, commands: Command
 def test_a_folder_that_is_moved_ends_its_run(tmp_path: Path, commands: Commands) -> None:
     """Another run may have its place; what was saved is where it was moved to."""
     run, moved = tmp_path / "runs" / "tiny", tmp_path / "runs" / "moved"
-    process = commands.start("train", *tiny(**ENDLESS, checkpoint__every=40, evaluate__every=0))
+    job = tiny(**ENDLESS, checkpoint__every=40, evaluate__every=0)
+    process = commands.start("train", *job, "--overwrite", "--max-restarts", "1")
     eventually(lambda: (run / "checkpoints" / "latest").exists() or process.poll() is not None)
     run.rename(moved)
-    done = commands.finish(process)
+    other = Folder(run)
+    other.create()
+    other.begin("", invocation="other")
+    with locked(run):
+        done = commands.finish(process)
     assert done.code == 1
     assert "was moved or deleted while its run was going on" in done.err
+    assert other.begun_by() == "other"
+    assert other.names() == []
     assert (moved / "checkpoints" / "latest").exists()
 
 
@@ -324,6 +332,8 @@ def test_a_restart_of_torchrun_resumes_whatever_the_command_says(
     assert commands.finish(first).code == 1
     trial.check()
     assert (run / "checkpoints" / "latest").read_text() == "update-00000002\n"
+    begun = run / "invocation"  # rank 0 moves to another host; torchrun itself is in test_processes.py
+    begun.write_text(begun.read_text().replace(socket.gethostname(), "elsewhere"))
     restarted = [commands.finish(script) for script in start_joined(commands, *job, port=free_port(), restarts=1)]
     assert [done.code for done in restarted] == [0, 0], restarted[0].err
     assert summary(run)["restarts"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_restart_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert started(folder, monkeypatch, run="none", parent=other, restarts=1) != begun  # which may be any torchrun
     begun = started(folder, monkeypatch, run="job", parent=here, restarts=0)
     folder.begin("", invocation=begun)
-    assert started(folder, monkeypatch, run="job", parent=other, restarts=1) == begun  # rank 0 has moved
+    assert started(folder, monkeypatch, run="job", parent=other, restarts=1) != begun  # another command with this id
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        assert started(folder, elsewhere, run="job", parent=other, restarts=1) == begun  # rank 0 has moved
     assert started(folder, monkeypatch, run="job", parent=other, restarts=0) != begun  # the same command, once more
     assert started(folder, monkeypatch, run="another", parent=other, restarts=1) != begun
+
+
+def test_other_launchers_have_no_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ranks may have the same parent in two commands."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    first, second = _invocation(Folder(tmp_path)), _invocation(Folder(tmp_path))
+    assert first["invocation"] != second["invocation"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -68,16 +69,18 @@ def joined_start(
 def _invocation(folder: Folder) -> dict[str, Any]:
     """What identifies this command of torchrun, and how often it has restarted its ranks.
 
-    The same torchrun restarts its ranks under the same process. If rank 0 moves to another machine, the id of the
-    rendezvous identifies the command, unless it is the default one.
+    The same torchrun restarts its ranks under the same process. If rank 0 has moved to another machine, the id of the
+    rendezvous identifies the command, unless it is the default one. Other launchers have no restarts of their own.
     """
-    run, parent = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.getppid()
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return {"invocation": uuid.uuid4().hex, "restarts": 0}
+    run, host, parent = os.environ["TORCHELASTIC_RUN_ID"], socket.gethostname(), os.getppid()
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    own = f"torchrun {run} {socket.gethostname()} {parent} {_start_time(parent)}"
-    begun = folder.begun_by()
-    if restarts and run != "none" and begun.startswith(f"torchrun {run} "):
-        own = begun
-    return {"invocation": own, "restarts": restarts}
+    begun, same_run = folder.begun_by(), f"torchrun {run} "
+    has_moved = begun.startswith(same_run) and not begun.startswith(f"{same_run}{host} ")
+    if restarts and run != "none" and has_moved:
+        return {"invocation": begun, "restarts": restarts}
+    return {"invocation": f"{same_run}{host} {parent} {_start_time(parent)}", "restarts": restarts}
 
 
 def _start_time(pid: int) -> str:

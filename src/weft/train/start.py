@@ -48,6 +48,7 @@ class Start:
     overwrite: bool = False  # delete the earlier run, once this one is ready to begin
     new_data: bool = False  # the data may differ from the checkpoint's
     restarts: int = 0
+    lock: tuple[int, int] | None = None  # what identifies the lock of the folder
 
     @property
     def place(self) -> str:
@@ -69,7 +70,7 @@ def owned_folder(
         kind, command = ("a comparison", "compare") if is_comparison else ("a single run", "train")
         raise WeftError(f"{folder} is {kind}; use weft {command} --resume {shlex.quote(str(folder))}")
     folder.create()
-    with locked(folder.path):
+    with locked(folder.path) as folder.lock:
         try:
             yield folder
         finally:
@@ -89,13 +90,13 @@ def decide(job: Job, folder: Folder, request: Request, *, invocation: str, resta
     start = _decide(job, folder, request, invocation, restarts)
     if isinstance(start, Start):
         folder.forget_status()
-        start = replace(start, new_data=request.new_data)
+        start = replace(start, new_data=request.new_data, lock=folder.lock)
     return start
 
 
 def _decide(job: Job, folder: Folder, request: Request, invocation: str, restarts: int) -> Start | dict[str, Any]:
     if folder.begun_by() == invocation:  # a restart
-        return folder.results_of(invocation) or _resume(job, folder, "", invocation, restarts)
+        return folder.results_of(invocation) or _resume(job, folder, folder.chosen(), invocation, restarts)
     if folder.is_new():
         if request.mode == "resume":
             raise WeftError(f"{folder} is not a run: it has no job.toml; name a folder such as runs/gpt-wpipe")

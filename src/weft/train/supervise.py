@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 import sys
 import uuid
-from dataclasses import replace
 from typing import Any
 
 from weft.environment import is_first, is_rank
@@ -64,12 +63,11 @@ def _train_supervised(job: Job, folder: Folder, request: Request, max_restarts: 
     restarts, invocation = 0, uuid.uuid4().hex
     with stop_within(job.checkpoint.grace) as stop:
         while True:
+            folder.check_owned()
             try:
                 start = decide(job, folder, request, invocation=invocation, restarts=restarts)
                 if isinstance(start, dict):
                     return start
-                if start.checkpoint is not None and request.checkpoint:  # `previous` is another one next time
-                    request = replace(request, checkpoint=start.place)
                 if restarts:
                     warn(f"restart {restarts} of {max_restarts}, from {start.place}")
                 return launch(_train_rank, start, str(folder), show, stop=stop, **_rank_options(job))[0]
@@ -80,7 +78,7 @@ def _train_supervised(job: Job, folder: Folder, request: Request, max_restarts: 
                 if (summary := folder.results_of(invocation)) is not None:
                     return summary  # a rank died after the run had ended
                 if restarts == max_restarts or stop.is_set():
-                    if folder.names():
+                    if folder.begun_by() == invocation and folder.names():
                         warn(f"resume with: weft train --resume {shlex.quote(str(folder))}")
                     raise
                 restarts += 1

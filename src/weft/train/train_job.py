@@ -42,6 +42,7 @@ class JobRun:
     def __init__(self, start: Start, folder: Folder, collectives: Collectives, *, stop: threading.Event) -> None:
         job = start.job
         self.start, self.job, self.folder, self.collectives = start, job, folder, collectives
+        folder.lock = None if start.lock is None else (start.lock[0], start.lock[1])
         with status.during("open the data", limit=long_deadline(job)):
             self.data = open_rank_data(job, collectives)
         with status.during("build the model", limit=long_deadline(job)):

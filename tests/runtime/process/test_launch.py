@@ -301,6 +301,9 @@ def test_a_rank_ends_without_the_destructors_of_libraries(scripts: Scripts) -> N
         "    time.sleep(0.1)\n"
         "    print('thread', flush=True)\n"
         "def work():\n"
+        "    global unclosed\n"
+        "    unclosed = open('unclosed', 'w')\n"
+        "    unclosed.write('kept')\n"
         "    libc.on_exit(libc.abort, None)\n"
         "    atexit.register(print, 'exit', flush=True)\n"
         "    threading.Thread(target=later).start()\n"
@@ -310,6 +313,7 @@ def test_a_rank_ends_without_the_destructors_of_libraries(scripts: Scripts) -> N
     assert [line for line in done.out.splitlines() if not line.startswith("{")] == ["thread", "exit"]
     assert done.said[0]["results"] == [None]
     assert done.err == ""
+    assert (scripts.folder / "unclosed").read_text() == "kept"
 
 
 # The death of the parent

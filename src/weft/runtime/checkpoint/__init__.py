@@ -9,7 +9,6 @@ from weft.runtime.checkpoint.pipeline_state import prepare, save
 
 __all__ = [
     "inspect",
-    "install_together",
     "load_state_dict",
     "prepare",
     "read_model",

@@ -96,11 +96,14 @@ class Checkpoint:
             self.refuse(file, "can't be read (Permission denied)", "let all ranks read it")
         except OSError as problem:
             raise StorageError(
-                f"checkpoint {self.path}: {file} can't be read ({problem.strerror}); {remedy_for(problem)}"
+                f"checkpoint {self.path}: {file} can't be read ({problem.strerror}); {remedy_for(problem)}, "
+                "or use another checkpoint"
             ) from problem
 
     def _manifest(self) -> dict[str, Any]:
-        if not (self.path / MANIFEST).exists():
+        with self._reading(MANIFEST):
+            exists = (self.path / MANIFEST).exists()
+        if not exists:
             what = (
                 "holds none" if self.path.is_dir() else "is not a directory" if self.path.exists() else "is not there"
             )

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import gc
 import io
 import os
 import pickle
@@ -115,15 +116,17 @@ def serve(descriptors: list[int]) -> None:
 
 
 def _exit() -> None:
-    """End as a process of multiprocessing does: without the destructors of C++ libraries.
+    """End without the destructors of C++ libraries, after all that Python does at its end.
 
     They run beside threads that are still alive, and abort every fourth process of a pipeline (torch 2.13).
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads that fn has left behind
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    gc.collect()
+    for file in gc.get_objects():
+        if issubclass(type(file), io.TextIOWrapper | io.BufferedWriter):  # which fn may not have closed
+            with contextlib.suppress(Exception):
+                file.flush()
     os._exit(0)
 
 

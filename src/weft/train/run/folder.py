@@ -45,7 +45,7 @@ class Folder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report.html"
-        self._lock_file = -1  # its number, once this process has begun the run
+        self.lock: tuple[int, int] | None = None  # what identifies the lock, for those who work for its owner
 
     def __str__(self) -> str:
         return str(self.path)
@@ -85,38 +85,48 @@ class Folder:
         """A run starts, or resumes from a checkpoint with this best update: remove earlier results; write its job.
 
         In this order, so that a process that is killed on the way leaves no results of another job, and its restart
-        knows what is done: before the invocation is written, it begins once more; afterwards it resumes.
+        knows what is done: before the invocation is written, it begins once more; afterwards it resumes, at first from
+        the checkpoint that is named beside the invocation.
         """
+        self.check_owned()
         with _writing(self.path):
             (self.path / "summary.json").unlink(missing_ok=True)
             for entry in self.path.iterdir() if overwrite else ():
                 if entry.name not in (LOCK, STATUS, "job.toml"):
                     shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            faults.hit("folder")
+            self._write_invocation(invocation, checkpoint)
+            faults.hit("folder")
             if checkpoint is not None:
                 self._rewind(checkpoint, best)
             faults.hit("folder")
-            replace_file(self.path / INVOCATION, invocation + "\n")
-            faults.hit("folder")
             self.checkpoints.mkdir(exist_ok=True)
             replace_file(self.path / "job.toml", job)
-            self._lock_file = self._lock_number()
+            self._write_invocation(invocation)
 
-    def _lock_number(self) -> int:
-        with contextlib.suppress(OSError):
-            return os.stat(self.path / LOCK).st_ino
-        return -1
+    def _write_invocation(self, invocation: str, checkpoint: Path | None = None) -> None:
+        name = "" if checkpoint is None else f"{checkpoint.name}\n"
+        replace_file(self.path / INVOCATION, f"{invocation}\n{name}")
 
     def check_owned(self) -> None:
-        """Raise if the folder was deleted, moved or begun by another run meanwhile; for who has begun this one."""
-        if self._lock_number() != self._lock_file:
+        """Raise if the folder was moved or deleted meanwhile: another run may have its place."""
+        file, found = self.path / LOCK, None
+        with _writing(file), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = os.stat(file)
+            found = status.st_dev, status.st_ino
+        if self.lock is not None and found != self.lock:
             raise RunError(
-                f"{self.path} was moved or deleted while its run was going on; nothing more is saved there, because it "
-                "may belong to another run by now"
+                f"{self.path} was moved or deleted while its run was going on; nothing more is written there, because "
+                "it may belong to another run by now"
             )
 
     def begun_by(self) -> str:
         """The invocation that has begun or resumed this run last."""
-        return self.text(INVOCATION).strip()
+        return (self.text(INVOCATION).splitlines() or [""])[0]
+
+    def chosen(self) -> str:
+        """The checkpoint that this invocation has chosen, until it has begun; empty afterwards."""
+        return "".join(self.text(INVOCATION).splitlines()[1:])
 
     def results_of(self, invocation: str) -> dict[str, Any] | None:
         """The results, if this invocation has reached the end of the run."""
@@ -152,10 +162,14 @@ class Folder:
         """The results, if the run has ended."""
         file = self.path / "summary.json"
         try:
-            summary: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            summary = json.loads(file.read_text("utf-8"))
+            if not isinstance(summary, dict) or "how" not in summary:
+                raise ValueError("it is no summary of a run")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as problem:
+        except OSError as problem:
+            raise StorageError(f"{file} can't be read: {problem.strerror}; {remedy_for(problem)}") from problem
+        except ValueError as problem:
             warn(f"{file} can't be read ({one_line(problem)}), so it does not count")
             return None
         return summary

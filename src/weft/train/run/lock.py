@@ -25,14 +25,15 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Own an existing folder inside the block; a WeftError names the owner if there is one."""
+def locked(folder: Path) -> Iterator[tuple[int, int]]:
+    """Own an existing folder inside the block, or raise a WeftError that names its owner; what identifies the lock."""
     file = folder / LOCK
     handle = _open(file)
     _held.add(handle)
     try:
         _write_holder(handle)
-        yield
+        found = os.fstat(handle)
+        yield found.st_dev, found.st_ino
     finally:
         _held.remove(handle)
         os.close(handle)

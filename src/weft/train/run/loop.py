@@ -6,6 +6,7 @@ save, to stop) depend only on what all ranks know. The loop knows no jobs: it ge
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -229,18 +230,18 @@ class Loop:
     def _save(self, *, best: bool) -> None:
         """Save on all ranks or on none. Without room for a checkpoint a run goes on, and saves at the next chance."""
         with self._status.during("save", limit=self.options.file_deadline):
-            path = self._checkpoint_path(self.state.update)
             if self._data_identity is not None:
                 self.state.data = self._data_identity(self.state.update)
             deadline, self._save_problem = self.options.file_deadline, None
+            together = functools.partial(
+                self._collectives.together,
+                deadline=deadline,
+                progress=lambda: self._status.nbytes + self._status.moves,
+            )
             try:
+                path: Path = together(lambda: self._checkpoint_path(self.state.update), purpose="name a checkpoint")
                 self.pipe.save(path, extra=self.state.as_extra(), deadline=deadline, only_finite=True)
-                self._collectives.together(
-                    lambda: self._emit(Saved(path=path, best=best)),
-                    purpose="publish a checkpoint",
-                    deadline=deadline,
-                    progress=lambda: self._status.nbytes + self._status.moves,
-                )
+                together(lambda: self._emit(Saved(path=path, best=best)), purpose="publish a checkpoint")
             except StorageError as problem:
                 self._save_problem = str(problem)
                 self._emit(SaveFailed(progress=self.progress, problem=self._save_problem))
