@@ -1,6 +1,6 @@
 """Consent to code that a foreign run names.
 
-The `job.toml` of a run may name functions (`file.py:function`), and whoever resumes or exports the run imports them. So
+The `job.toml` of a run may name functions (`file.py:function`), which commands that resume or export the run import. So
 the job of another user is not followed without being asked.
 """
 

@@ -1,4 +1,4 @@
-"""A rank says where it is, and whether it moves; one that does not is told from one that is stopped."""
+"""A rank reports where it is and whether it moves; one that does not move differs from one that is stopped."""
 
 from __future__ import annotations
 

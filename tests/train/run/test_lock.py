@@ -52,7 +52,7 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
         assert f'"pid": {os.getpid()}' in (tmp_path / "lock").read_text()
 
 
-def test_a_deleted_lock_file_is_locked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_lock_file_is_locked_if_the_first_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first owner deletes its folder between our open and our lock: the file that we lock is gone then."""
     flock, folder = fcntl.flock, tmp_path / "run"
     folder.mkdir()

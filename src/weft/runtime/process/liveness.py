@@ -2,8 +2,8 @@
 
 A rank keeps its *status*: the phase that it is in, its mini-batch, the bytes of checkpoints that it has written or
 read. One thread reports it to the parent twice a second; another writes it to a file of the run, for people and other
-tools (docs/guarantees.md has its form). Whoever reads it can tell a stopped process (no report comes) from one that is
-alive and does not move (reports come, and nothing in them changes).
+tools (docs/guarantees.md has its form). If no report comes, the process is stopped; if reports come and nothing in them
+changes, it is alive and does not move.
 
 Under torchrun the parent is torchrun, which asks for no reports. There a rank only watches that its parent is alive.
 """
