@@ -7,8 +7,8 @@ A fault is `phase:nth:rank:fault`; commas separate several. `nth` counts the pas
 is `every`: each pass, in each process, also after a restart. `rank` is a number, `parent` (the process that starts
 ranks, or has virtual ones) or `*`. A trial whose fault has not fired shows nothing: check the log.
 
-Phases are inside operations: half a file is written, say, or a message is ready and not yet sent. `arm` reads the variables once, when a
-process starts. Where a phase is on the hot path, `site` returns None unless it has a fault.
+Phases are inside operations: half a file is written, say, or a message is ready and not yet sent. `arm` reads the
+variables once, when a process starts. Where a phase is on the hot path, `site` returns None unless it has a fault.
 """
 
 from __future__ import annotations
