@@ -219,6 +219,13 @@ def export(arguments: argparse.Namespace) -> None:
     run(arguments)
 
 
+def doctor(arguments: argparse.Namespace) -> None:
+    """Check whether this machine can train, on its own devices."""
+    from weft.doctor import doctor as run
+
+    run(arguments)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """The function of a command, its arguments, and whether it trains: then it does not depend on its output."""
@@ -320,6 +327,14 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="KIND", help="cpu, cuda, … (default: every kind at hand)")
+    parser.add_argument(
+        "--seconds", type=number, default=30.0, metavar="N", help="limit for each kind of device (default 30)"
+    )
+    add_json(parser)
+
+
 COMMANDS: dict[str, Command] = {
     "train": Command(run=train, arguments=_train_arguments, trains=lambda given: not given.print_config),
     "compare": Command(run=compare, arguments=_compare_arguments, trains=lambda given: True),
@@ -328,6 +343,7 @@ COMMANDS: dict[str, Command] = {
     "draw": Command(run=draw, arguments=_draw_arguments),
     "simulate": Command(run=simulate, arguments=_simulate_arguments),
     "check": Command(run=check, arguments=_check_arguments),
+    "doctor": Command(run=doctor, arguments=_doctor_arguments),
 }
 
 

@@ -52,9 +52,10 @@ def warn(text: str) -> None:
     print(f"weft: {text}", file=sys.stderr, flush=True)
 
 
-def print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Columns as wide as their longest cell; the middle of a long table is left out."""
-    shown = rows if len(rows) <= ROWS else [*rows[: ROWS - 2], ("…",) + ("",) * (len(head) - 1), rows[-1]]
+def print_table(head: tuple[str, ...], rows: list[tuple[Any, ...]], *, limit: int | None = ROWS) -> None:
+    """Columns as wide as their longest cell; the middle of a table of more than `limit` rows is left out."""
+    whole = limit is None or len(rows) <= limit
+    shown = rows if whole else [*rows[: ROWS - 2], ("…",) + ("",) * (len(head) - 1), rows[-1]]
     table = [tuple(str(cell) for cell in row) for row in ([head] if any(head) else []) + shown]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:
