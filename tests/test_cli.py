@@ -165,6 +165,11 @@ BAD: list[tuple[list[str], str]] = [
     (["check", "2bw", *SIZES, "-o", "x.svg"], "ends in .csv"),
     (["check", "2bw", *SIZES, "--slots", "0"], "slots must be a whole number"),
     (["check", "2bw", *SIZES, "--in-flight", "2"], "holds 3 micro-batches in flight"),
+    (["doctor", "--device", "gpu9"], "torch knows no device 'gpu9' (at hand: cpu"),
+    (["doctor", "--device", "cuda:1"], "takes a kind of device (got cuda:1); use cuda"),
+    (["doctor", "--seconds", "0"], "--seconds must be above 0 (got 0)"),
+    (["doctor", "--seconds", "nan"], "--seconds must be above 0 (got nan)"),
+    (["doctor", "--second", "5"], "did you mean '--seconds'?; see 'weft doctor --help'"),
 ]
 
 
@@ -209,7 +214,7 @@ def test_python_m_weft_has_version_and_help() -> None:
     version = run("--version", capture_output=True)
     assert (version.returncode, version.stdout) == (0, f"weft {weft.__version__}\n")
     text = run("--help", capture_output=True).stdout
-    assert all(command in text for command in ("schedules", "draw", "simulate", "check"))
+    assert all(command in text for command in ("schedules", "draw", "simulate", "check", "doctor"))
     assert run("simulate", "--help", capture_output=True).returncode == 0
     assert run("simulate", "nope", *SIZES, capture_output=True).returncode == 2
 

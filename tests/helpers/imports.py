@@ -37,6 +37,7 @@ LAYERS = (
     "__init__",
     "draw",
     "train",
+    "doctor",
     "arguments",
     "cli",
     "__main__",
@@ -57,7 +58,7 @@ ROOMS = (
 )  # of weft.runtime: each may import those before it
 HOUSES = ("weft", "weft.runtime", "weft.draw", "weft.train")
 ROOM_MODULES = ("weft.runtime.tree",)  # rooms of one file
-TORCH = ("runtime", "train")  # layers that may import torch
+TORCH = ("runtime", "train", "doctor")  # layers that may import torch
 RUNTIME = (*TORCH, "__init__")  # layers that may import the runtime; `weft` does on first use
 
 Target: TypeAlias = "tuple[str, tuple[str, ...]]"  # a module, and the names taken from it in turn; "*": any name
@@ -150,7 +151,7 @@ class _Code:
         if layer and layer not in LAYERS:
             yield f"{layer} is not in LAYERS"
         elif layer and _inside(module, "torch") and layer not in TORCH:
-            yield f"only {' and '.join(TORCH)} may import torch"
+            yield f"only {', '.join(TORCH)} may import torch"
         elif _inside(module, "weft"):
             for package, name, is_module in self.steps(module, names):
                 if not self._may_take(source, package, name, is_module=is_module):

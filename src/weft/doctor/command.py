@@ -105,20 +105,20 @@ def _missing(kind: str) -> Outcome:
 
 
 def plans(kind: str) -> list[tuple[Crew, list[Check], str]]:
-    """Who runs which checks on a kind of device; and why not, if they can't."""
-    real = Crew(kind=kind, ranks=_world() if is_rank() else REAL)
+    """Who runs which checks on a kind of device, and why not, if they can't. What kills a rank is last."""
     virtual = Crew(kind=kind, ranks=VIRTUAL, virtual=True)
+    real = Crew(kind=kind, ranks=_world() if is_rank() else REAL)
     too_few = kind != "cpu" and not is_rank() and torch.accelerator.device_count() < REAL
     return [
-        (
-            real,
-            [*message_checks(), *law_checks("fp32"), dtype_check(), resume_check(), kill_check()],
-            f"there is one {kind} device, and each rank needs its own" if too_few else "",
-        ),
         (
             virtual,
             [*law_checks("fp32", "fp64", "bf16"), resume_check()],
             "not under torchrun; run weft doctor without it" if is_rank() else "",
+        ),
+        (
+            real,
+            [*message_checks(), *law_checks("fp32"), dtype_check(), resume_check(), kill_check()],
+            f"there is one {kind} device, and each rank needs its own" if too_few else "",
         ),
     ]
 

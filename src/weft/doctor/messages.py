@@ -1,7 +1,7 @@
 """Messages between neighbouring ranks: whether they arrive, how fast, and whether ranks share memory.
 
-Measured is torch.distributed: `send` and `recv` of tensors on the devices, over their backend. On CPUs, ranks of one
-host that share memory need the backend for small messages only.
+Measured is torch.distributed: `send` and `recv` of tensors on the devices, or in host memory where gloo is their
+backend. On CPUs, ranks of one host that share memory need the backend for small messages only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def messages(place: Place) -> Found:
 
 def _one_way(place: Place, first: int, nbytes: int, group: dist.ProcessGroup | None) -> float:
     """Seconds of a message between a rank and the next one: half of the fastest way there and back."""
-    sent = torch.arange(nbytes // 8, dtype=torch.int64).to(place.device)
+    device = "cpu" if place.backend == "gloo" else place.device
+    sent = torch.arange(1, 1 + nbytes // 8, dtype=torch.int64, device=device)
     received, times = torch.zeros_like(sent), []
     for _ in range(ROUNDS[nbytes]):
         begin = time.perf_counter()
@@ -87,18 +88,18 @@ def shared_memory(place: Place) -> Found:
         seconds = _fill(descriptor, token)
     peers = place.gather([os.getpid(), descriptor, token.hex()])
     pid, number, expected = peers[(place.rank + 1) % len(peers)]
-    try:
-        with open(f"/proc/{pid}/fd/{number}", "r+b") as file, mmap.mmap(file.fileno(), LARGE) as memory:
-            problem, is_same = "", memory[-16:] == bytes.fromhex(expected)
-    except (OSError, ValueError) as refusal:
-        problem, is_same = str(refusal), True
+    problem, is_same = "memfd is refused", True
+    if min(descriptor, number) >= 0:
+        try:
+            with open(f"/proc/{pid}/fd/{number}", "r+b") as file, mmap.mmap(file.fileno(), LARGE) as memory:
+                problem, is_same = "", memory[-16:] == bytes.fromhex(expected)
+        except (OSError, ValueError) as refusal:
+            problem = str(refusal)
     place.gather("")  # until all have read
     if not is_same:
         raise Broken("memory of another rank has other contents here")
-    if problem or descriptor < 0:
-        raise NotHere(
-            f"ranks can't share memory ({problem or 'no memfd'}); messages use {place.backend}, which is slower"
-        )
+    if problem:
+        raise NotHere(f"ranks can't share it ({problem}); messages use {place.backend}, which is slower")
     os.close(descriptor)
     return f"ranks share it; a copy has {LARGE / seconds / 1e9:.2g} GB/s", {"bytes_per_second": LARGE / seconds}
 

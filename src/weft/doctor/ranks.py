@@ -91,7 +91,7 @@ def run_on_ranks(checks: Sequence[Check], crew: Crew, *, end: float) -> list[Out
     while len(outcomes) < len(checks):
         left = end - time.monotonic()
         if left < LEAST_TIME:
-            return outcomes + [check.unchecked(OUT_OF_TIME) for check in checks[len(outcomes) :]]
+            return outcomes + _unchecked(checks[len(outcomes) :], OUT_OF_TIME)
         with tempfile.TemporaryDirectory(prefix="weft-doctor-") as folder:
             problem = _run_once(checks[len(outcomes) :], crew, folder, end=end)
             journal = _read_journal(folder)
@@ -99,8 +99,13 @@ def run_on_ranks(checks: Sequence[Check], crew: Crew, *, end: float) -> list[Out
             if problem and len(outcomes) < len(checks):
                 outcomes.append(_after_error(checks[len(outcomes)], crew, problem, folder, left=left))
                 if is_rank() or not journal:  # others would not start, either
-                    return outcomes + [check.unchecked(AFTER_ERROR) for check in checks[len(outcomes) :]]
+                    reason = OUT_OF_TIME if outcomes[-1].found == OUT_OF_TIME else AFTER_ERROR
+                    return outcomes + _unchecked(checks[len(outcomes) :], reason)
     return outcomes
+
+
+def _unchecked(checks: Sequence[Check], reason: str) -> list[Outcome]:
+    return [check.unchecked(reason) for check in checks]
 
 
 def _run_once(checks: Sequence[Check], crew: Crew, folder: str, *, end: float) -> str:

@@ -1,0 +1,191 @@
+"""The command: a good machine, a broken one, the table and the JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.cli import main
+from weft.doctor import command
+from weft.doctor.checks import Group, Outcome
+from weft.doctor.table import print_group
+from weft.schedule import METHODS
+
+LAWS = [f"{method} trains correctly" for method in METHODS]
+MACHINE = ["python", "torch", "cores", "memory", "/dev/shm", "ports", "accelerators", "clock"]
+PEERS = ["peers' versions", "peers' clocks"]
+REAL = ["messages", "shared memory", *LAWS, "other dtypes", "save and resume", "a killed rank is noticed"]
+ROOT = Path(__file__).parents[2]
+
+
+def check_schema(report: Any) -> None:
+    assert list(report) == ["weft", "passed", "seconds", "groups"]
+    for group in report["groups"]:
+        assert list(group) == ["title", "outcomes", "seconds", "device", "ranks", "virtual"]
+        for outcome in group["outcomes"]:
+            assert list(outcome) == ["check", "verdict", "found", "remedy", "figures"]
+            assert outcome["verdict"] in ("passed", "failed", "unchecked")
+            assert bool(outcome["remedy"]) == (outcome["verdict"] == "failed")
+
+
+def names(group: Any) -> list[str]:
+    return [outcome["check"] for outcome in group["outcomes"]]
+
+
+def test_a_good_machine(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "cpu", "--seconds", "300", "--json"]) == 0
+    captured = capfd.readouterr()  # of all ranks
+    assert captured.err == ""
+    report = json.loads(captured.out)
+    check_schema(report)
+    machine, virtual, real = report["groups"]
+    assert [(group["device"], group["ranks"], group["virtual"]) for group in report["groups"]] == [
+        (None, None, False),
+        ("cpu", 4, True),
+        ("cpu", 2, False),
+    ]
+    assert names(machine) == MACHINE + PEERS
+    assert names(virtual) == [*LAWS, "save and resume"]
+    assert names(real) == REAL
+    verdicts = {outcome["check"]: outcome["verdict"] for group in report["groups"] for outcome in group["outcomes"]}
+    here = {"passed", "unchecked"}
+    assert {name for name, verdict in verdicts.items() if verdict != "passed"} <= {"accelerators", "/dev/shm", *PEERS}
+    assert set(verdicts.values()) == here
+    measured = {outcome["check"]: outcome["figures"] for outcome in real["outcomes"]}
+    assert measured["messages"]["latency_seconds"] > 0
+    assert measured["messages"]["bytes_per_second"] > 0
+    assert measured["shared memory"]["bytes_per_second"] > 0
+    assert measured["a killed rank is noticed"]["seconds"] < 5
+
+
+def test_the_page_shows_all_checks() -> None:
+    """docs/getting-started.md shows what the command prints."""
+    page = (ROOT / "docs" / "getting-started.md").read_text("utf-8")
+    (shown,) = re.findall(r"^```text\n(this machine .*?)^```", page, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^[✓✗–]  (.+?)  +\S", shown, re.MULTILINE)
+    assert rows == [*MACHINE, *PEERS, *LAWS, "save and resume", *REAL]
+
+
+# A broken machine
+
+
+FAILED = Outcome(check="memory", verdict="failed", found="1 KiB", remedy="buy some")
+GROUP = Group(
+    title="this machine",
+    seconds=0.25,
+    outcomes=[
+        Outcome(check="python", verdict="passed", found="3.11", figures={"far": float("nan")}),
+        FAILED,
+        Outcome(check="accelerators", verdict="unchecked", found="none"),
+    ],
+)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine(kinds: list[str], *, seconds: float) -> Iterator[Group]:
+        yield GROUP
+
+    monkeypatch.setattr(command, "examine", examine)
+
+
+def test_a_failed_check_has_its_remedy_and_exit_code_1(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [
+        "this machine (0.2 s)",
+        "✓  python        3.11",
+        "✗  memory        1 KiB",
+        "                 → buy some",
+        "–  accelerators  none",
+        "",
+    ]
+    assert captured.err == "weft: 1 of 3 checks failed: memory\n"
+
+
+def test_json_of_a_broken_machine(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    check_schema(report)
+    assert report["passed"] is False
+    assert report["groups"][0]["outcomes"][0]["figures"] == {"far": None}
+
+
+def test_other_ranks_of_torchrun_print_nothing(
+    broken: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "1")
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_device_that_is_not_there_is_broken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "device_kinds", lambda: ["cpu"])
+    assert main(["doctor", "--device", "xpu"]) == 1
+    text = capsys.readouterr().out
+    assert re.search(r"^✗  xpu device +torch sees none\n +→ install a torch that is built for xpu", text, re.MULTILINE)
+    assert "ranks" not in text
+
+
+def test_one_device_is_enough_for_virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, obstacle in ((1, "there is one cuda device, and each rank needs its own"), (2, "")):
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
+        virtual, real = command.plans("cuda")
+        assert (virtual[0].title, virtual[2]) == ("cuda, 4 virtual ranks", "")
+        assert (real[0].title, real[2]) == ("cuda, 2 ranks over cuda:nccl,cpu:gloo", obstacle)
+
+
+# The table
+
+
+def test_a_group_without_any_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = [Outcome(check=name, verdict="unchecked", found="no time") for name in ("a", "b")]
+    print_group(Group(title="cpu", seconds=0, outcomes=outcomes))
+    assert capsys.readouterr().out == "cpu (0.0 s)\n–  2 checks  no time\n\n"
+    print_group(Group(title="cpu", seconds=0, outcomes=[*outcomes, FAILED]))
+    assert capsys.readouterr().out.count("no time") == 2
+
+
+def test_every_row_of_a_long_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    print_group(Group(title="cpu", seconds=0, outcomes=[FAILED] * 50))
+    assert capsys.readouterr().out.count("buy some") == 50
+
+
+def test_marks_that_the_output_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    print_group(Group(title="cpu", seconds=0, outcomes=[Outcome(check="é", verdict="passed", found="x"), FAILED]))
+    output.flush()
+    assert output.buffer.getvalue().decode().splitlines()[1:4] == [
+        "ok      ?       x",
+        "FAILED  memory  1 KiB",
+        "                remedy: buy some",
+    ]
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_compare_themselves() -> None:
+    line = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "weft", "doctor", "--json"]
+    done = subprocess.run(
+        [sys.executable, *line, "--device", "cpu", "--seconds", "120"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    check_schema(report)
+    verdicts = {outcome["check"]: outcome["verdict"] for outcome in report["groups"][0]["outcomes"]}
+    assert (verdicts["peers' versions"], verdicts["peers' clocks"]) == ("passed", "passed")
+    outcomes = {outcome["check"]: outcome for outcome in report["groups"][2]["outcomes"]}
+    assert {outcome["verdict"] for name, outcome in outcomes.items() if name in LAWS} == {"passed"}
+    assert "run weft doctor without it" in outcomes["a killed rank is noticed"]["found"]
