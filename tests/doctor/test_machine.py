@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,9 +237,3 @@ def test_an_error_or_a_hang_is_an_outcome() -> None:
     assert_failed(outcome_within(Check(name="a", run=fail, remedy="b"), 5.0), "KeyError")
     slow = Check(name="a", run=lambda: time.sleep(5) or ("", {}), remedy="b")  # type: ignore[func-returns-value]
     assert_failed(outcome_within(slow, 0.05), "TimeoutError")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_this_machine_is_good() -> None:
-    found = [outcome_within(check, 20.0) for check in machine.machine_checks()]
-    assert {outcome.verdict for outcome in found} <= {"passed", "unchecked"}, found

@@ -101,8 +101,8 @@ KILLED = "rank 1 was killed by SIGKILL"
 @pytest.mark.parametrize(
     ("journal", "problem", "left", "verdict", "found"),
     [
-        ([], "ranks 0 did not join", 25.0, "failed", "the ranks did not start: ranks 0 did not join"),
-        ([], "ranks 0 did not join", 5.0, "unchecked", "no time was left"),
+        ([], "rank 0 did not join", 25.0, "failed", "the ranks did not start: rank 0 did not join"),
+        ([], "rank 0 did not join", 5.0, "unchecked", "no time was left"),
         ([{"begun": "x", "limit": ranks.CHECK_LIMIT}], ALARM, 25.0, "failed", "did not end within 12 s"),
         ([{"begun": "x", "limit": 3.0}], ALARM, 25.0, "unchecked", "no time was left"),
         ([{"begun": "x", "limit": 3.0}], "rank 1 failed: X", 25.0, "failed", "rank 1 failed: X"),
@@ -113,15 +113,21 @@ def test_why_ranks_ended(
     tmp_path: Path, journal: list[dict[str, object]], problem: str, left: float, verdict: str, found: str
 ) -> None:
     (tmp_path / "journal").write_text("".join(json.dumps(line) + "\n" for line in journal))
-    outcome = ranks._after_error(check(fake.good), REAL, problem, str(tmp_path), left=left)
+    outcome = ranks._after_error(check(fake.good), REAL, problem, str(tmp_path), left=left, end=time.monotonic())
     assert outcome.verdict == verdict
     assert found in outcome.found
     assert bool(outcome.remedy) == (verdict == "failed")
+
+
+def test_ranks_that_fail_at_once_are_broken_with_little_time_left(tmp_path: Path) -> None:
+    soon = time.monotonic() + 5.0
+    outcome = ranks._after_error(check(fake.good), REAL, "no loopback", str(tmp_path), left=5.0, end=soon)
+    assert (outcome.verdict, outcome.found) == ("failed", "the ranks did not start: no loopback")
 
 
 def test_a_death_is_judged_by_its_moment(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text('{"begun": "x", "limit": 12.0}\n')
     for seconds, verdict in ((0.0, "passed"), (60.0, "failed")):
         ranks.moment_file(str(tmp_path)).write_text(str(time.monotonic() - seconds))
-        outcome = ranks._after_error(check(fake.exiting), REAL, KILLED, str(tmp_path), left=25.0)
+        outcome = ranks._after_error(check(fake.exiting), REAL, KILLED, str(tmp_path), left=25.0, end=time.monotonic())
         assert outcome.verdict == verdict

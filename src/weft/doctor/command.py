@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from weft.doctor.checks import Broken, Check, Found, Group, Outcome, outcome_within
+from weft.doctor.checks import Broken, Check, Found, Group, Outcome, outcome_within, within
 from weft.doctor.machine import device_kinds, machine_checks
 from weft.doctor.messages import message_checks
 from weft.doctor.peers import peer_checks
@@ -32,9 +32,10 @@ def doctor(arguments: argparse.Namespace) -> None:
     """`weft doctor`; RunError if something is broken."""
     if not arguments.seconds > 0:
         raise WeftError(f"--seconds must be above 0 (got {arguments.seconds:g})")
-    kinds = device_kinds() if arguments.device is None else [_kind(arguments.device)]
     begin, groups = time.monotonic(), []
-    for group in examine(kinds, seconds=arguments.seconds):
+    at_hand = _at_hand()
+    device = None if arguments.device is None else _kind(arguments.device, at_hand)
+    for group in examine(at_hand, device, seconds=arguments.seconds):
         groups.append(group)
         if is_first() and not arguments.json:
             print_group(group)
@@ -52,22 +53,31 @@ def doctor(arguments: argparse.Namespace) -> None:
         raise RunError(f"{len(failed)} of {len(outcomes)} checks failed: {', '.join(failed)}")
 
 
-def _kind(device: str) -> str:
+def _at_hand() -> list[str]:
+    try:
+        return within(MACHINE_LIMIT, device_kinds)
+    except TimeoutError as problem:
+        raise RunError(f"torch looked for devices, and {problem}; restart their driver, or the machine") from None
+
+
+def _kind(device: str, at_hand: list[str]) -> str:
     try:
         parsed = torch.device(device)
     except RuntimeError:
-        raise WeftError(f"torch knows no device {device!r} (at hand: {', '.join(device_kinds())})") from None
+        raise WeftError(f"torch knows no device {device!r} (at hand: {', '.join(at_hand)})") from None
     if parsed.index is not None:
         raise WeftError(f"--device takes a kind of device (got {device}); use {parsed.type}")
     return parsed.type
 
 
-def examine(kinds: list[str], *, seconds: float) -> Iterator[Group]:
-    """All outcomes, group by group: of the machine, then of each kind of device, for at most `seconds` each."""
-    begin, at_hand = time.monotonic(), device_kinds()
-    outcomes = machine_outcomes(end=begin + seconds) + [_missing(kind) for kind in kinds if kind not in at_hand]
+def examine(at_hand: list[str], device: str | None, *, seconds: float) -> Iterator[Group]:
+    """All outcomes, group by group: of the machine, then of one or each kind of device, for at most `seconds` each."""
+    begin = time.monotonic()
+    outcomes = machine_outcomes(end=begin + seconds)
+    if device is not None and device not in at_hand:
+        outcomes.append(_missing(device))
     yield Group(title="this machine", outcomes=outcomes, seconds=time.monotonic() - begin)
-    for kind in [kind for kind in kinds if kind in at_hand]:
+    for kind in [kind for kind in at_hand if device in (None, kind)]:
         end = time.monotonic() + seconds
         for crew, checks, obstacle in plans(kind):
             begin = time.monotonic()

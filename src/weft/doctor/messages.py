@@ -73,10 +73,11 @@ def _one_way(place: Place, first: int, nbytes: int, group: dist.ProcessGroup | N
 
 def shared_memory(place: Place) -> Found:
     """Whether ranks can read each other's anonymous memory, as weft's links on the CPU do."""
+    switches = place.gather(os.environ.get(SHARED_MEMORY_SWITCH))
     for reason, applies in (
         ("devices have memory of their own", place.device.type != "cpu"),
         ("weft shares memory on Linux only", sys.platform != "linux"),
-        (f"switched off by {SHARED_MEMORY_SWITCH}=0", os.environ.get(SHARED_MEMORY_SWITCH) == "0"),
+        (f"switched off by {SHARED_MEMORY_SWITCH}=0", "0" in switches),
         ("ranks are on several machines", place.hosts > 1),
     ):
         if applies:

@@ -31,7 +31,7 @@ from weft.runtime.comm import Collectives
 from weft.runtime.process import this_rank
 from weft.text import format_count
 
-START_LIMIT = 20.0  # seconds for ranks to start
+START_TIME = 20.0  # seconds in which ranks surely start
 CHECK_LIMIT = 12.0  # seconds for a check
 PIPELINE_DEADLINE = 8.0  # seconds that a rank waits for another one; shorter, so that its message comes first
 LEAST_TIME = 0.5  # seconds that a check needs in any case
@@ -97,7 +97,7 @@ def run_on_ranks(checks: Sequence[Check], crew: Crew, *, end: float) -> list[Out
             journal = _read_journal(folder)
             outcomes += [Outcome(**line) for line in journal if "verdict" in line]
             if problem and len(outcomes) < len(checks):
-                outcomes.append(_after_error(checks[len(outcomes)], crew, problem, folder, left=left))
+                outcomes.append(_after_error(checks[len(outcomes)], crew, problem, folder, left=left, end=end))
                 if is_rank() or not journal:  # others would not start, either
                     reason = OUT_OF_TIME if outcomes[-1].found == OUT_OF_TIME else AFTER_ERROR
                     return outcomes + _unchecked(checks[len(outcomes) :], reason)
@@ -112,7 +112,7 @@ def _run_once(checks: Sequence[Check], crew: Crew, folder: str, *, end: float) -
     """Run checks until the ranks end; returns why they ended early, or nothing."""
     left = end - time.monotonic()
     options: dict[str, Any] = {"ranks": 1 if crew.virtual else crew.ranks, "backend": crew.backend}
-    options |= {"timeout": min(left, START_LIMIT), "deadline": PIPELINE_DEADLINE}
+    options |= {"timeout": left, "deadline": PIPELINE_DEADLINE}
     run = partial(launch, _run_checks, list(checks), crew, folder, end, **options)
     try:
         within(left, run) if is_rank() else run()
@@ -123,12 +123,14 @@ def _run_once(checks: Sequence[Check], crew: Crew, folder: str, *, end: float) -
     return ""
 
 
-def _after_error(check: Check, crew: Crew, problem: str, folder: str, *, left: float) -> Outcome:
+def _after_error(check: Check, crew: Crew, problem: str, folder: str, *, left: float, end: float) -> Outcome:
     """What came of the check that was next when the ranks ended; they had `left` seconds when they were started."""
     now, journal, moment = time.monotonic(), _read_journal(folder), moment_file(folder)
+    if not journal and left < START_TIME and now > end - LEAST_TIME:
+        return check.unchecked(OUT_OF_TIME)
     if not journal:
-        failed = check.failed(f"the ranks did not start: {problem}", "see the checks of the machine, above")
-        return check.unchecked(OUT_OF_TIME) if left < START_LIMIT else failed
+        remedy = "see the checks of the machine, above; if ranks only need more time, give it with --seconds"
+        return check.failed(f"the ranks did not start: {problem}", remedy)
     if "SIGALRM" in problem:
         failed = check.failed(f"it did not end within {crew.limit:g} s")
         return check.unchecked(OUT_OF_TIME) if journal[-1].get("limit", 0.0) < crew.limit else failed
@@ -147,7 +149,7 @@ def _read_journal(folder: str) -> list[dict[str, Any]]:
 
 
 def _run_checks(checks: list[Check], crew: Crew, folder: str, end: float) -> None:
-    _end_in(min(end - time.monotonic(), START_LIMIT))
+    _end_in(end - time.monotonic())
     place = _place(crew, folder)
     keeps_journal = place.rank == 0 or not this_rank.name  # under torchrun, each for itself
     with open(Path(folder) / "journal" if keeps_journal else os.devnull, "a", buffering=1, encoding="utf-8") as journal:

@@ -59,7 +59,7 @@ def law(method: str, dtypes: tuple[str, ...], place: Place, reads: oracle.Law | 
     far: dict[str, float] = {}
     words = []
     for dtype in dtypes:
-        if reason := _missing(dtype, formula, place):
+        if reason := max(place.gather(_missing(dtype, formula, place))):  # on any rank
             words.append(f"{dtype} {reason}")
         else:
             far[dtype] = _distance_from_formula(method, dtype, place, reads or formula)
