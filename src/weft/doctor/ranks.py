@@ -7,6 +7,7 @@ is unchecked. Under torchrun this process is a rank itself: checks run in a thre
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -162,6 +163,7 @@ def _run_checks(checks: list[Check], crew: Crew, folder: str, end: float) -> Non
                 outcome = _worst(place.gather(asdict(check.outcome_of(partial(check.run, place)))))
                 _end_in(end - time.monotonic() + crew.limit)
             journal.write(json.dumps(asdict(outcome)) + "\n")
+            gc.collect()  # the connections of closed pipelines, each with threads
 
 
 def _end_in(seconds: float) -> None:
