@@ -1,0 +1,32 @@
+"""What a device can do, by PyTorch's generic modules: streams, events, copies that do not block.
+
+The CPU has none of these: there everything is done at once, and the same calls cost next to nothing.
+"""
+
+from weft.runtime.device.backends import backend_for
+from weft.runtime.device.host_copy import HostCopy
+from weft.runtime.device.streams import (
+    current_stream,
+    device_index,
+    has_streams,
+    mark,
+    new_stream,
+    on_stream,
+    record_use,
+    wait_for_mark,
+)
+from weft.runtime.device.uploads import Uploads
+
+__all__ = [
+    "HostCopy",
+    "Uploads",
+    "backend_for",
+    "current_stream",
+    "device_index",
+    "has_streams",
+    "mark",
+    "new_stream",
+    "on_stream",
+    "record_use",
+    "wait_for_mark",
+]
