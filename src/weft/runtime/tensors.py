@@ -31,3 +31,15 @@ def copy_tensors(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into its target."""
     for into, given in by_kind(targets, sources):
         torch._foreach_copy_(into, given)
+
+
+def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A copy of each tensor."""
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    copy_tensors(copies, tensors)
+    return copies
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """The tensor itself; a complex one as pairs of real numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

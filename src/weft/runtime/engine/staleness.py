@@ -7,13 +7,14 @@ to the weights that the gradient is applied to.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from weft.runtime.tensors import as_real, by_kind, copies_of
 
 MAX_SAMPLES = 4096  # of a chunk; older ones are dropped
 
@@ -43,9 +44,8 @@ class Staleness:
     @torch.no_grad()
     def sample(self, minibatch: int, read: Sequence[Tensor], stale: Sequence[Tensor]) -> None:
         """Copy the weights that a mini-batch's first forward reads, and the version that they come from."""
-        read_copies = [tensor.clone() for tensor in read]
-        stale_copies = read_copies if read is stale else [tensor.clone() for tensor in stale]
-        self._copies[minibatch] = _Copies(read_copies, stale_copies)
+        read_copies = copies_of(read)
+        self._copies[minibatch] = _Copies(read_copies, read_copies if read is stale else copies_of(stale))
 
     @torch.no_grad()
     def measure(self, minibatch: int, live: Sequence[Tensor]) -> None:
@@ -54,10 +54,14 @@ class Staleness:
         if copies is not None:
             predicted = distance(copies.read, live)
             stale = predicted if copies.stale is copies.read else distance(copies.stale, live)
-            self.samples.append({"minibatch": minibatch, "predicted": predicted, "stale": stale})
+            # the host reads both values here, and nothing else of a sample
+            self.samples.append({"minibatch": minibatch, "predicted": predicted.item(), "stale": stale.item()})
 
 
-def distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """The norm of the difference of two lists of tensors."""
-    pairs = zip(first, second, strict=True)
-    return math.hypot(*[float(torch.linalg.vector_norm((left - right).abs().float())) for left, right in pairs])
+def distance(copies: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The norm of the difference of two lists of tensors, one number on their device; overwrites the copies."""
+    norms: list[Tensor] = []
+    for kept, now in by_kind(copies, weights):
+        torch._foreach_sub_(kept, now)
+        norms += torch._foreach_norm([as_real(difference).float() for difference in kept])
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
