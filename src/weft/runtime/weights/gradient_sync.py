@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import WeftError
+from weft.runtime.tensors import by_kind
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
 from weft.runtime.weights.parameter_set import Gradients
 
@@ -74,8 +75,8 @@ class Average:
 
     def apply(self, update: PendingUpdate, total: Parts) -> None:
         loss, skip = _unpack(update, total)
-        for gradient in update.present():
-            gradient.div_(self.replicas)
+        for (gradients,) in by_kind(update.present()):
+            torch._foreach_div_(gradients, self.replicas)
         update.loss, update.skip = loss / self.replicas, skip > 0
 
 
@@ -116,8 +117,8 @@ class Norm:
             update.skip = update.skip or self.skip
         elif self.limit is not None:
             scale = min(1.0, self.limit / (update.norm + 1e-6))  # the same as torch.nn.utils.clip_grad_norm_
-            for gradient in update.present():
-                gradient.mul_(scale)
+            for (gradients,) in by_kind(update.present()):
+                torch._foreach_mul_(gradients, scale)
 
 
 @dataclass(frozen=True, kw_only=True)
