@@ -300,10 +300,14 @@ class Chunk:
 def _move_gradients(found: list[Leaves], to: list[Leaves]) -> None:
     """A layer that has a backward of its own (a reentrant checkpoint) leaves gradients at the weights installed."""
     pairs = [pair for leaves in zip(found, to, strict=True) for pair in zip(*leaves, strict=True)]
-    for leaf, home in pairs:
-        if leaf is not home and leaf.grad is not None:
-            home.grad = leaf.grad if home.grad is None else home.grad + leaf.grad
-            leaf.grad = None
+    moved = [(leaf, home) for leaf, home in pairs if leaf is not home and leaf.grad is not None]
+    both = [(home, home.grad, leaf.grad) for leaf, home in moved if home.grad is not None and leaf.grad is not None]
+    for leaf, home in moved:
+        home.grad, leaf.grad = leaf.grad, None
+    if both:
+        homes, first, second = zip(*both, strict=True)
+        for home, total in zip(homes, torch._foreach_add(first, second), strict=True):
+            home.grad = total
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:

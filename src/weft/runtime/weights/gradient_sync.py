@@ -27,6 +27,7 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.runtime.device import HostCopy, mark, on_stream, record_use, wait_for_mark
+from weft.runtime.tensors import by_kind
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
 from weft.runtime.weights.parameter_set import Gradients
 
@@ -104,8 +105,8 @@ class Average:
     def apply(self, update: PendingUpdate, total: Parts) -> None:
         *gradients, numbers = total
         _unpack(update, gradients)
-        for gradient in update.present():
-            gradient.div_(self.replicas)
+        for (present,) in by_kind(update.present()):
+            torch._foreach_div_(present, self.replicas)
         update.numbers = numbers.to(update.numbers.device).div_(self.replicas)
 
 
@@ -148,8 +149,8 @@ class Norm:
             scale = (self.limit / (norm + 1e-6)).clamp_(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             scale = torch.where(norm.isfinite(), scale, 1.0)
             factor = scale.item() if scale.device.type == "cpu" else scale
-            for gradient in update.present():
-                gradient.mul_(factor)
+            for (gradients,) in by_kind(update.present()):
+                torch._foreach_mul_(gradients, factor)
 
 
 @dataclass(frozen=True, kw_only=True)
