@@ -49,6 +49,7 @@ class _Module(types.ModuleType):
     Stream = torch.Stream
     Event = torch.Event
     device = _Device
+    _initialized = True  # activation checkpointing saves generators only then
 
     def __init__(self, extension: Any) -> None:
         super().__init__("torch.pretend")

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/SDPBackend.h>
+#include <ATen/native/DispatchStub.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
@@ -532,6 +534,21 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_back
   return {call.out(dq), call.out(dk), call.out(dv), at::Tensor()};
 }
 
+inline std::string unqualified(const c10::OperatorName& name) {
+  return name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+}
+
+// The fallback is not asked for operators that have a kernel for any device. Some of them have a better one for the CPU:
+// structured operators, normalizations. Those for lists of tensors are one launch where the generic kernel has a loop.
+inline bool prefers_cpu_kernel(const c10::OperatorName& name) {
+  if (name.name.rfind("aten::", 0) != 0 || name.name == "aten::_foreach_copy_") return false;
+  if (name.name.rfind("aten::_foreach_", 0) == 0) return name.overload_name.find("out") == std::string::npos;
+  auto op = c10::Dispatcher::singleton().findOp(name);
+  if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+  return op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+      op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
@@ -558,12 +575,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_fused_sdp_choice", TORCH_FN(attention_choice));
   m.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_FN(attention));
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", TORCH_FN(attention_backward));
-  // One launch for a list of tensors, where the generic kernel would loop over them.
   for (auto& name : c10::Dispatcher::singleton().getAllOpNames())
-    if (name.name.rfind("aten::_foreach_", 0) == 0 && name.name != "aten::_foreach_copy_" &&
-        name.overload_name.find("out") == std::string::npos)
-      m.impl((name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(),
-             torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+    if (prefers_cpu_kernel(name)) m.impl(unqualified(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
 } // namespace pretend
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &pretend::attention_choice);
+}
