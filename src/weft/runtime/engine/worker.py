@@ -19,8 +19,8 @@ from weft.runtime.comm import Inbox, Key, LinkError, Message, Send, incoming_key
 from weft.runtime.device import record_use, wait_for_mark
 from weft.runtime.engine.chunk import Chunk, InFlight
 from weft.runtime.engine.completions import Completions, check_loss, loss_numbers
+from weft.runtime.engine.device_meter import meter_for
 from weft.runtime.engine.memory import MemoryAccount
-from weft.runtime.engine.meters import Meter
 from weft.runtime.engine.staleness import Staleness
 from weft.runtime.engine.task import Task, tasks
 from weft.runtime.engine.waiting import DEVICE, GRADIENTS, Wait, Waits
@@ -72,7 +72,7 @@ class Worker:
         self._progress = 0  # stages of gradient sync finished
         self._located: WeftError | None = None  # the error that ended the run
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
-        self.meter = Meter()
+        self.meter = meter_for(self.device)
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
         self._passes: dict[Op, Callable[[Task], None]] = {
             Op.F: self._forward,
@@ -95,7 +95,7 @@ class Worker:
                     continue
                 yield from self._wait_for_weights(task)
                 yield from self.wait_for_message(step)
-                start = self.meter.start()
+                start = self.meter.start(step.action)
                 self._passes[step.action.op](task)
                 for set_step in task.sets:
                     set_step.release()
@@ -306,7 +306,7 @@ class Worker:
         for parameters in chunk.sets:
             while parameters.pending and parameters.pending[0].done and not parameters.predicts:
                 yield from self._finish_update(chunk.number, parameters)  # predictions are from the version they name
-        start = self.meter.start()
+        start = self.meter.start(step.action)
         numbers = loss_numbers(self._losses.pop((chunk.number, step.minibatch)))
         self.memory.end_of_backwards(step)
         for number, (parameters, set_step, _) in enumerate(task.sets):
