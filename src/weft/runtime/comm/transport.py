@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -136,6 +137,7 @@ class ProcessTransport:
         self.deadline, self._deadline, self._device = deadline, timedelta(seconds=deadline), device
         self._backend = backend_for(device)
         self._device_groups: list[dist.ProcessGroup] = []
+        self._abort_device_groups = weakref.finalize(self, _abort, self._device_groups)
         self._lines = self.collectives.new_group(range(self.collectives.world))
         self._inbox: Inbox = {}
         now = monotonic_ns()
@@ -278,18 +280,21 @@ class ProcessTransport:
         self._abort_device_groups()
         return True
 
-    def _abort_device_groups(self) -> None:
-        groups, self._device_groups = self._device_groups, []
-        for group in groups:
-            with contextlib.suppress(RuntimeError):  # it is gone
-                group.abort()
-
     def close(self) -> None:
         self.collectives.barrier(purpose="close the pipeline")
         self._outgoing.clear()
         self._incoming.clear()
+        self._device_groups.clear()  # nothing is under way: they are closed in order
         self.collectives.close()
 
     def nbytes(self) -> int:
         sending = sum(link.nbytes for link in self._outgoing.values())
         return sending + sum(link.nbytes for link in self._incoming.values())
+
+
+def _abort(groups: list[dist.ProcessGroup]) -> None:
+    """End all operations of communicators: one that waits for a peer would keep device and process for ever."""
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # it is gone
+            group.abort()
+    groups.clear()
