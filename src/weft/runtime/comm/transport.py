@@ -19,7 +19,6 @@ from weft.runtime.comm import shared_memory
 from weft.runtime.comm.collectives import Collectives
 from weft.runtime.comm.links import LinkError, ReceiveLink, SendLink, link_errors
 from weft.runtime.comm.messages import Key, Message
-from weft.runtime.process import hang_dump, watch_parent
 from weft.schedule import Op, Schedule
 
 Inbox: TypeAlias = "dict[Key, Message]"  # of one rank: messages that no action has taken yet
@@ -105,10 +104,10 @@ class ProcessTransport:
 
     blocking = True
 
-    def __init__(self, schedule: Schedule, *, slots: int, deadline: float, device: torch.device) -> None:
-        hang_dump.enable()
-        watch_parent()
-        self.collectives = Collectives(deadline=deadline)
+    def __init__(
+        self, schedule: Schedule, *, slots: int, deadline: float, device: torch.device, collectives: Collectives
+    ) -> None:
+        self.collectives = collectives
         self._stages, self._rank = schedule.stages, self.collectives.rank
         self.deadline, self._deadline, self._device = deadline, timedelta(seconds=deadline), device
         self._lines = self.collectives.new_group(range(self.collectives.world))
