@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from tests.helpers.devices import device
 from tests.helpers.fake_devices import fake_devices
 from tests.runtime.assembly.test_bad_input import pipeline
 
@@ -66,6 +67,18 @@ def test_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # On real ranks
+
+
+def device_type() -> str:
+    with pipeline() as pipe:
+        return pipe._assembly.compute.device.type
+
+
+def test_pipelines_compute_on_the_device_of_the_option(launch: Callable[..., list[Any]]) -> None:
+    """`pytest --device NAME`; without it on the CPU, whatever the machine has."""
+    expected = device().partition(":")[0]
+    assert device_type() == expected
+    assert launch(device_type, ranks=2) == [expected] * 2
 
 
 def build(
