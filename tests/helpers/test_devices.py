@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from tests.helpers import devices
 
@@ -11,11 +13,12 @@ def test_only_the_kernels_of_the_cpu_have_its_bits(name: str, expected: float, m
 
 def test_the_option_sets_the_device_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WEFT_DEVICE", "WEFT_SHARE_DEVICES", "NVIDIA_TF32_OVERRIDE"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that the old value comes back
+        monkeypatch.delenv(name)
     devices.choose("cpu")
     assert devices.device() == "cpu"
-    assert "WEFT_SHARE_DEVICES" not in devices.os.environ
+    assert "WEFT_SHARE_DEVICES" not in os.environ
     devices.choose("cuda")
     assert devices.device() == "cuda"
-    assert devices.os.environ["WEFT_SHARE_DEVICES"] == "1"
+    assert os.environ["WEFT_SHARE_DEVICES"] == "1"
     assert devices.python_path() == []
