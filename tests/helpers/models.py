@@ -143,7 +143,7 @@ class Poisoned(nn.Module):
 
 
 def build(name: str, poison: Poison | None = None, microbatches: int = 1) -> nn.Sequential:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = MODELS[name]()
     if poison is not None:

@@ -45,13 +45,13 @@ def batches(count: int, *, rows: int = ROWS) -> list[Batch]:
 
 
 def linear(layers: int = 8, *, seed: int = 1) -> nn.Sequential:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(layers)))
 
 
 def seeded(*layers: Callable[[], nn.Module], seed: int = 1) -> nn.Sequential:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(*(make() for make in layers))
 

@@ -127,7 +127,7 @@ def make_model(case: Case) -> nn.Sequential:
     if case.model in MODELS:
         model = build(case.model, case.poison, case.microbatches)
         return model.double() if case.rounded else model
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         sizes = [WIDTH, WIDTH // 2] * 4 + [WIDTH]
         layers = [nn.Linear(sizes[i], sizes[i + 1], bias=False) for i in range(8)]
