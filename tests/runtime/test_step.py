@@ -467,7 +467,7 @@ def test_hugging_face_models_train(name: str, monkeypatch: pytest.MonkeyPatch) -
     """Synchronous schedules agree with plain training to 1e-6 (GPT-2 sums the gradients of its tied embedding by
     chunk), asynchronous ones with the oracle of the law, which has the same layers."""
     make, at = HUGGING_FACE[name]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = make()
     model.train()

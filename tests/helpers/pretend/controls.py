@@ -100,8 +100,10 @@ class Controls:
 
     def traces(self, frames: int = 6) -> list[str]:
         """Each wait under `tracing` since `reset_counts`: its kind, and the innermost frames of Python around it."""
-        return [f"{kind} {op}".strip() + "".join(f"\n    {line}" for line in stack[-frames:])
-                for kind, op, stack in self._traces]
+        return [
+            f"{kind} {op}".strip() + "".join(f"\n    {line}" for line in stack[-frames:])
+            for kind, op, stack in self._traces
+        ]
 
     def launches(self, device: int = -1) -> int:
         """How many kernels were launched on a device, or on all of them, since the start."""

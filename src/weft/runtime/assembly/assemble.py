@@ -65,11 +65,16 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     recompute = settings.recompute_of(schedule.chunks)
     check_weights(program, recompute=recompute, precision=settings.precision)
     cure = cure_for(settings.cure, program)
-    device = resolve.device_for(settings.device)
+    collectives = resolve.collectives_for(settings)
+    device = resolve.device_for(settings.device, whole.state.values(), collectives)
     transport = resolve.transport_for(
-        schedule, settings.replicas, slots=slots, deadline=settings.deadline, device=device
+        schedule,
+        settings.replicas,
+        slots=slots,
+        deadline=settings.deadline,
+        device=device,
+        collectives=collectives,
     )
-    collectives = transport.collectives
     counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example)
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
     compared = {"schedule": write_csv(schedule)} | settings.compared()

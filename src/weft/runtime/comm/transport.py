@@ -23,7 +23,6 @@ from weft.runtime.comm.device_links import DeviceReceiver, DeviceSender
 from weft.runtime.comm.links import LinkError, ReceiveLink, SendLink, link_errors
 from weft.runtime.comm.messages import Key, Message
 from weft.runtime.device import backend_for
-from weft.runtime.process import hang_dump, watch_parent
 from weft.schedule import Op, Schedule
 
 Inbox: TypeAlias = "dict[Key, Message]"  # of one rank: messages that no action has taken yet
@@ -129,10 +128,10 @@ class ProcessTransport:
 
     blocking = True
 
-    def __init__(self, schedule: Schedule, *, slots: int, deadline: float, device: torch.device) -> None:
-        hang_dump.enable()
-        watch_parent()
-        self.collectives = Collectives(deadline=deadline)
+    def __init__(
+        self, schedule: Schedule, *, slots: int, deadline: float, device: torch.device, collectives: Collectives
+    ) -> None:
+        self.collectives = collectives
         self._stages, self._rank = schedule.stages, self.collectives.rank
         self.deadline, self._deadline, self._device = deadline, timedelta(seconds=deadline), device
         self._backend = backend_for(device)
