@@ -40,13 +40,19 @@ def run_shadow(
     with torch.random.fork_rng(devices=devices):
         for groups in updates:
             for group, options in zip(shadow.param_groups, groups, strict=True):
-                group |= {name: copy.deepcopy(options[name]) for name in SCHEDULED if name in options}
+                group |= {name: _like(options[name], group[name]) for name in SCHEDULED if name in options}
             for number, zero in zeros.items():  # in every update, because a step may change its gradient
                 copies[number].grad = torch.zeros_like(copies[number]) if zero is None else zero.clone()
             step_without_hooks(shadow)
     for number, copied in copies.items():
         if copied.data_ptr() != targets[number].data_ptr():  # some optimizers replace the tensor
             targets[number].copy_(copied)
+
+
+def _like(option: Any, present: Any) -> Any:
+    """A copy of an option, on the device of the present one if both are tensors."""
+    both = isinstance(option, Tensor) and isinstance(present, Tensor)
+    return copy.deepcopy(option).to(present.device) if both else copy.deepcopy(option)
 
 
 def closed_form(optimizer: Optimizer, options: Options) -> ClosedForm | None:

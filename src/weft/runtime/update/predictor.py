@@ -10,6 +10,7 @@ optimizer state, and its prediction is the newest weight.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 from weft.errors import WeftError
 from weft.runtime.tensors import as_real, by_kind, copy_tensors, in_batches
 from weft.runtime.update.decayed import closed_form, run_shadow
+from weft.runtime.update.host_numbers import HostNumbers, on_device
 from weft.runtime.update.moves import move_weights
 from weft.runtime.update.part import PartState, UpdatePart
 from weft.runtime.update.rates_ahead import Groups, RatesAhead
@@ -59,8 +61,11 @@ class Predictor(UpdatePart):
         self._optimizer, self._live, self._rates = optimizer, live, rates
         self._rule = rule_of(optimizer) if options.extrapolation == "linear" else None
         self._members = _member_ids(optimizer)
+        self._on_device = any(map(on_device, live))
+        self._numbers: defaultdict[int, HostNumbers] = defaultdict(HostNumbers)  # by the number of a group
         # By id, the parameters that have had an update; a zero gradient of those that have sparse ones.
         self._updated: dict[int, Tensor | None] = {}
+        self._steps: Counter[int] = Counter()  # by id, the updates so far, for states that count them on a device
         self._gradients = _LastGradients(self._rule)
         self._gradients.observe(optimizer)
 
@@ -75,6 +80,7 @@ class Predictor(UpdatePart):
             if parameter.grad is not None:
                 sparse = parameter.grad.is_sparse
                 self._updated[id(parameter)] = torch.zeros_like(parameter.grad) if sparse else None
+                self._steps[id(parameter)] += 1
         if self._rates is not None:
             self._rates.advance()
 
@@ -93,6 +99,8 @@ class Predictor(UpdatePart):
         self._gradients.observe(self._optimizer)
         self._updated.clear()
         self._gradients.last.clear()
+        steps = {id(parameter): self._optimizer.state.get(parameter, {}).get("step") for parameter in self._live}
+        self._steps = Counter({parameter: int(step) for parameter, step in steps.items() if on_device(step)})
         needed = {
             id(parameter)
             for group in self._optimizer.param_groups
@@ -130,10 +138,19 @@ class Predictor(UpdatePart):
     def fingerprint(self, ahead: int) -> object:
         """What a prediction depends on, besides weights and optimizer state, which change only with an update."""
         rates = None if self._rates is None else _comparable(self._rates.scheduled(ahead))
-        return ahead, _comparable(self._optimizer.param_groups), rates
+        return ahead, [_comparable(group) for group, _ in self._options([])], rates
+
+    def _options(self, updates: list[Groups]) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+        """The options of each parameter group, now and in each coming update, as numbers of the host."""
+        for number, (group, *coming) in enumerate(zip(self._optimizer.param_groups, *updates, strict=True)):
+            if self._on_device:
+                numbers = self._numbers[number]
+                yield numbers.options(group), [numbers.options(update) for update in coming]
+            else:
+                yield group, coming
 
     def _predict_linear(self, rule: Rule, targets: dict[int, Tensor], updates: list[Groups]) -> None:
-        for group, *options in zip(self._optimizer.param_groups, *updates, strict=True):
+        for group, options in self._options(updates):
             rate = sum(float(update.get("lr", 1.0)) for update in options)
             for batch in in_batches(self._updated_in(group)):
                 updated = [self._describe(parameter, group) for parameter in batch]
@@ -142,7 +159,7 @@ class Predictor(UpdatePart):
 
     def _predict_decayed(self, targets: dict[int, Tensor], updates: list[Groups]) -> None:
         without_form: list[Parameter] = []
-        for group, *options in zip(self._optimizer.param_groups, *updates, strict=True):
+        for group, options in self._options(updates):
             write, updated = closed_form(self._optimizer, options), self._updated_in(group)
             if write is None:
                 without_form += updated
@@ -161,7 +178,7 @@ class Predictor(UpdatePart):
 
     def _describe(self, parameter: Parameter, group: Mapping[str, Any]) -> UpdatedParameter:
         state = self._optimizer.state.get(parameter, {})
-        step = int(state.get("step", 1))
+        step = state.get("step", 1)
         if parameter.is_complex():  # to an optimizer, a complex number is two numbers
             state = {name: as_real(value) if isinstance(value, Tensor) else value for name, value in state.items()}
         return UpdatedParameter(
@@ -169,7 +186,7 @@ class Predictor(UpdatePart):
             state=state,
             group=group,
             gradient=self._gradients.last.get(id(parameter)),
-            step=step,
+            step=self._steps[id(parameter)] if on_device(step) else int(step),
             printed=self.options.bias == "printed",
         )
 

@@ -31,7 +31,7 @@ class UpdatedParameter:
 
     weight: Tensor
     state: Mapping[str, Any]  # the optimizer's, of this parameter
-    group: Mapping[str, Any]  # the options of its parameter group
+    group: Mapping[str, Any]  # the options of its parameter group, numbers in place of tensors on a device
     gradient: Tensor | None  # of the last update, negated under `maximize`; None: the rule does not need it
     step: int  # updates so far, as the state counts them; 1 if it does not
     printed: bool = False  # bias corrections as printed in the XPipe paper: always those of the first update

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from weft.errors import WeftError
 from weft.runtime.tensors import copy_tensors, in_batches
 from weft.runtime.update.cures.base import Cure, CurePart, check_rates
+from weft.runtime.update.host_numbers import HostNumbers
 from weft.runtime.update.part import PartState
 
 
@@ -55,8 +56,10 @@ class _GapDamping(CurePart):
 
     def __init__(self, optimizer: Optimizer, live: Sequence[Parameter], cure: GapAware) -> None:
         self._live, self._cure = live, cure
-        groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-        self._groups: list[dict[str, Any]] = [groups[id(parameter)] for parameter in live]
+        self._groups = optimizer.param_groups
+        numbers = {id(parameter): number for number, group in enumerate(self._groups) for parameter in group["params"]}
+        self._group_of = [numbers[id(parameter)] for parameter in live]
+        self._numbers = [HostNumbers() for _ in self._groups]
         self._max_rates = [0.0] * len(live)
         self._squares = [torch.zeros_like(parameter) for parameter in live]
         self._steps = [0] * len(live)  # in the running mean
@@ -76,7 +79,8 @@ class _GapDamping(CurePart):
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         copies = self._read.popleft()
-        rates = [float(group["lr"]) for group in self._groups]
+        options = [numbers.options(group) for numbers, group in zip(self._numbers, self._groups, strict=True)]
+        rates = [float(options[group]["lr"]) for group in self._group_of]
         moving = [index for index, parameter in enumerate(self._live) if parameter.grad is not None]
         for index in moving:
             self._max_rates[index] = max(self._max_rates[index], rates[index])
