@@ -43,6 +43,7 @@ LAYERS = (
 )  # of weft: each may import those before it
 ROOMS = (
     "tree",
+    "device",
     "tensors",
     "process",
     "comm",

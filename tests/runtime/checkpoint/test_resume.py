@@ -179,7 +179,7 @@ CASES = [
 
 def pipeline(case: Case, *, seed: int, **options: Any) -> Pipeline:
     chosen: dict[str, Any] = {"microbatches": case.stages} | case.options | options
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = KINDS[case.model]()
     return Pipeline(

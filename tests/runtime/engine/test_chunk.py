@@ -159,7 +159,7 @@ class InPlace(nn.Module):
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_a_chunk_may_start_with_an_in_place_layer(name: str, recompute: bool, start: Callable[[], nn.Module]) -> None:
     """Its input belongs to another chunk or to the user, whose batch stays unchanged."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = nn.Sequential(start(), nn.Linear(WIDTH, WIDTH), start(), nn.Linear(WIDTH, WIDTH))
     data = batches(3)
@@ -185,7 +185,7 @@ def test_a_recomputed_chunk_must_not_change_its_input() -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_in_place_layers_after_the_first_layer_of_a_chunk(recompute: bool) -> None:
     """A chunk of [Identity, in-place ReLU, Linear]."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         parts = [[nn.Identity(), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)] for _ in range(2)]
     model = nn.Sequential(*itertools.chain(*parts))

@@ -330,7 +330,7 @@ def test_nadamw_resumes_from_its_state() -> None:
             optimizer.step()
         return loss.item()
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         trained, resumed = nn.Linear(4, 1), nn.Linear(4, 1)
     first = weft.cures.NAdamW(trained.parameters(), lr=0.01)

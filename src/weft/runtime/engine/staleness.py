@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.runtime.device import HostCopy
 from weft.runtime.tensors import as_real, by_kind, copies_of
 
 MAX_SAMPLES = 4096  # of a chunk; older ones are dropped
@@ -29,8 +30,17 @@ class Staleness:
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self.samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
+        self._measured: deque[tuple[int, HostCopy]] = deque(maxlen=MAX_SAMPLES)
         self._copies: dict[int, _Copies] = {}
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """Those that the host knows; on a device, the newest may not be there yet."""
+        return [
+            {"minibatch": minibatch} | dict(zip(("predicted", "stale"), distances.numbers(), strict=True))
+            for minibatch, distances in self._measured
+            if distances.ready
+        ]
 
     def due(self, minibatch: int) -> bool:
         return self.every > 0 and minibatch % self.every == 0
@@ -54,8 +64,7 @@ class Staleness:
         if copies is not None:
             predicted = distance(copies.read, live)
             stale = predicted if copies.stale is copies.read else distance(copies.stale, live)
-            # the host reads both values here, and nothing else of a sample
-            self.samples.append({"minibatch": minibatch, "predicted": predicted.item(), "stale": stale.item()})
+            self._measured.append((minibatch, HostCopy([predicted, stale])))
 
 
 def distance(copies: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import WeftError
+from weft.runtime.device import random_state_restored
 from weft.runtime.partition.layers import call_layer, named_tensors
 from weft.runtime.tree import flatten, map_tensors, unflatten
 from weft.schedule import check_sizes
@@ -205,12 +206,11 @@ def _tensors(value: Any) -> list[Tensor]:
 def _state_restored(layers: Sequence[nn.Module], value: Any) -> Iterator[None]:
     """Restore random generators and buffers afterwards, so that measuring changes no result."""
     tensors = [tensor for layer in layers for _, _, tensor in named_tensors(layer)] + flatten(value)[0]
-    devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
     places = [place for layer in layers for place in named_tensors(layer) if not isinstance(place[2], nn.Parameter)]
     copies = [buffer.clone() for _, _, buffer in places]
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(sorted(devices)):
+        with random_state_restored(tensor.device for tensor in tensors):
             yield
     finally:
         random.setstate(python_state)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from weft.runtime.device import random_state_restored
 from weft.runtime.tensors import copy_tensors
 from weft.runtime.update.moves import move_weights
 from weft.runtime.update.rates_ahead import SCHEDULED, Groups
@@ -36,8 +37,7 @@ def run_shadow(
     """
     copies = {number: Parameter(target) for number, target in targets.items()}  # over the same storage
     shadow = shadow_optimizer(optimizer, copies)
-    devices = {target.device.index for target in targets.values() if target.is_cuda}
-    with torch.random.fork_rng(devices=devices):
+    with random_state_restored(target.device for target in targets.values()):
         for groups in updates:
             for group, options in zip(shadow.param_groups, groups, strict=True):
                 group |= {name: _like(options[name], group[name]) for name in SCHEDULED if name in options}
