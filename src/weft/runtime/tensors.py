@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+
+# The most elements of a batch. Temporaries as large stay in the cache of a core, or are small for a device.
+CPU_BATCH, DEVICE_BATCH = 1 << 15, 1 << 22
 
 
 def by_kind(*lists: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
@@ -25,6 +30,25 @@ def by_kind(*lists: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
         kinds[row[0].device, row[0].dtype, row[0].layout].append(row)
     for rows in kinds.values():
         yield tuple(map(list, zip(*rows, strict=True)))
+
+
+def in_batches(tensors: Sequence[AnyTensor]) -> Iterator[list[AnyTensor]]:
+    """Small tensors of one kind together, large ones alone: for calls that need temporaries as large as the tensors."""
+    batches: dict[Any, list[AnyTensor]] = defaultdict(list)
+    sizes: dict[Any, int] = defaultdict(int)
+    for tensor in tensors:
+        on_cpu, size = tensor.is_cpu, tensor.numel()
+        limit = CPU_BATCH if on_cpu else DEVICE_BATCH
+        if size > limit:
+            yield [tensor]
+            continue
+        kind = None if on_cpu else (tensor.device, tensor.dtype)
+        if sizes[kind] + size > limit:
+            yield batches.pop(kind)
+            sizes[kind] = 0
+        batches[kind].append(tensor)
+        sizes[kind] += size
+    yield from batches.values()
 
 
 def copy_tensors(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
