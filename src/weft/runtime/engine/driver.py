@@ -99,12 +99,14 @@ class Blocking:
     def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait, *, deadline: float | None) -> None:
         """Block until one of these or a gradient sum is done; raises if one failed, or none was done in time."""
         under_way = [*futures, *self._worker.sums_under_way()]
+        if self._worker.awaits_device() and futures:  # the worker has to look at it, again and again
+            deadline = LONGEST_PAUSE
         done, _ = concurrent.futures.wait(under_way, timeout=deadline, return_when=concurrent.futures.FIRST_COMPLETED)
         for future in futures:
             if future in done:
                 future.result()
         try:
-            if not done:
+            if not done and not futures:
                 raise concurrent.futures.TimeoutError
             self._worker.check_sums()
         except (concurrent.futures.TimeoutError, LinkError) as problem:
