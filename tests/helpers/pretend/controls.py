@@ -77,8 +77,9 @@ class Controls:
     def counts(self) -> dict[str, int]:
         """How often the host would have waited, by kind, since the last reset; `poll`: a query that returned False.
 
-        Kinds: `item`, `copy to host`, `copy to device`, `event synchronize`, `stream synchronize`, `device synchronize`,
-        `poll`, and the names of operators whose shape depends on data, such as `nonzero` (also for masks) and `equal`.
+        Kinds: `item`, `copy to host`, `copy to device`, `event synchronize`, `stream synchronize`,
+        `device synchronize`, `poll`, and the names of operators whose shape depends on data, such as `nonzero` (also for
+        masks) and `equal`.
         """
         counts: dict[str, int] = self.ext.waits()
         return counts
@@ -102,8 +103,10 @@ class Controls:
 
     def traces(self, frames: int = 6) -> list[str]:
         """Each wait under `tracing` since `reset_counts`: its kind, and the innermost frames of Python around it."""
-        return [f"{kind} {op}".strip() + "".join(f"\n    {line}" for line in stack[-frames:])
-                for kind, op, stack in self._traces]
+        return [
+            f"{kind} {op}".strip() + "".join(f"\n    {line}" for line in stack[-frames:])
+            for kind, op, stack in self._traces
+        ]
 
     def launches(self, device: int = -1) -> int:
         """How many kernels were launched on a device, or on all of them, since the start."""
@@ -166,7 +169,7 @@ class Controls:
 
 def _check_autograd() -> None:
     try:
-        torch.ones((), device="pretend", requires_grad=True).sin().backward()
+        torch.ones((), device="pretend", requires_grad=True).sin().backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise RuntimeError("load the pretend device before the first backward of a process") from error
 
