@@ -78,8 +78,8 @@ class Controls:
         """How often the host would have waited, by kind, since the last reset; `poll`: a query that returned False.
 
         Kinds: `item`, `copy to host`, `copy to device`, `event synchronize`, `stream synchronize`,
-        `device synchronize`, `poll`, and the names of operators whose shape depends on data, such as `nonzero` (also for
-        masks) and `equal`.
+        `device synchronize`, `poll`, and the names of operators whose shape depends on data, such as `nonzero` (for
+        masks, too) and `equal`.
         """
         counts: dict[str, int] = self.ext.waits()
         return counts
