@@ -2,7 +2,10 @@
 
 import copy
 import io
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 DEVICE = "pretend:0"
+
+
+def test_without_a_compiler_there_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert pretend.unavailable() == "the pretend device needs a C++ compiler (g++, or CXX)"
+    with pytest.raises(RuntimeError, match="needs a C\\+\\+ compiler"):
+        pretend.build.build()
+
+
+def test_importing_it_does_not_import_torch() -> None:
+    code = "import sys, tests.helpers.pretend; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 @in_process

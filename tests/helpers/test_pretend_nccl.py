@@ -185,6 +185,27 @@ def test_an_operation_that_never_completes_is_aborted(rank: int, path: str) -> N
 
 
 @on_two_ranks
+def test_an_operation_whose_peer_is_gone_hangs_until_it_is_aborted(rank: int, path: str) -> None:
+    with group(rank, path) as device:
+        tensor = torch.ones(3, device=device)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0] * 3
+        (communicator,) = nccl.communicators()
+        meet()
+        if rank == 1:
+            communicator.abort()
+        meet()
+        if rank == 0:
+            work = dist.all_reduce(tensor, async_op=True)
+            assert work is not None
+            assert not communicator.is_aborted
+            assert not work.is_completed()
+            communicator.abort()
+            assert work.is_completed()
+            assert not work.is_success()
+
+
+@on_two_ranks
 def test_a_delay_keeps_the_order(rank: int, path: str) -> None:
     with group(rank, path) as device:
         late = threading.Event()
