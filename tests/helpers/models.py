@@ -243,7 +243,7 @@ def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple
     return Run(
         state=pipe.state_dict(),
         losses=[(result.minibatch, result.loss) for result in results],
-        skipped=tuple(worker.skipped for worker in pipe._driver.workers),
+        skipped=tuple(worker.completions.skipped for worker in pipe._driver.workers),
     )
 
 

@@ -263,7 +263,7 @@ def test_skips_in_a_row_end_the_run(name: str) -> None:
     )
     with pytest.raises(Diverged, match=message):
         train(pipe, with_nan(batches(9), at=[1, 2, 4, 5, 6]))
-    assert max(worker.skipped for worker in pipe._driver.workers) == 5
+    assert max(worker.completions.skipped for worker in pipe._driver.workers) == 5
 
 
 # Norms

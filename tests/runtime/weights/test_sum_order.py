@@ -85,13 +85,17 @@ def test_a_newer_update_never_overtakes_an_older_one() -> None:
     groups = {name: {member: Group(name=name, members=(member,))} for name in ("average", "norm")}
     stages: list[Stage] = [
         Average(groups=groups["average"], replicas=2),
-        Norm(groups=groups["norm"], ties={}, limit=1.0, skip=False),
+        Norm(groups=groups["norm"], ties={}, limit=1.0),
     ]
     sync = GradientSync(sums=Sums({member}, {}), stages=stages)
     gradient = torch.ones(3)
     updates = [
         PendingUpdate(
-            member=member, minibatch=number, parameters=[gradient], gradients=[gradient.clone()], loss=0.0, skip=False
+            member=member,
+            minibatch=number,
+            parameters=[gradient],
+            gradients=[gradient.clone()],
+            numbers=torch.zeros(2, dtype=torch.float64),
         )
         for number in range(2)
     ]
@@ -100,7 +104,9 @@ def test_a_newer_update_never_overtakes_an_older_one() -> None:
     older, newer = updates
     assert sync.advance(older) == 0
     for number in range(2):
-        futures["average", number].set_result([gradient.clone(), torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)])
+        futures["average", number].set_result(
+            [torch.ones(1, dtype=torch.float64), gradient.clone(), torch.zeros(2, dtype=torch.float64)]
+        )
     assert sync.advance(newer, older) == 0
     assert sync.advance(older) == 1
     assert sync.advance(newer, older) == 1

@@ -15,6 +15,7 @@ from weft.runtime.assembly.description import describe_loss, describe_updates, v
 from weft.runtime.assembly.layout import Layout, layout_of
 from weft.runtime.assembly.settings import Settings, check_weights
 from weft.runtime.comm import Collectives, Transport
+from weft.runtime.device import Uploads
 from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
 from weft.runtime.partition import chunk_layers, layered_model
 from weft.runtime.update import cure_for
@@ -91,6 +92,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         seed=settings.seed,
         precision=torch.bfloat16 if settings.precision == "bf16" else None,
         device=device,
+        uploads=Uploads(device),
     )
     local = resolve.local_chunks(schedule, settings.replicas)
     predicts = resolve.prediction_for(program, settings.predict or {})
@@ -111,6 +113,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         set(local),
         layout.sets,
         transport.all_reduce,
+        device=device if transport.blocking else None,
         replicas=settings.replicas,
         clip_norm=settings.clip_norm,
         skip_nan=settings.nan == "skip",
@@ -158,4 +161,4 @@ def _driver(
                 telemetry=settings.telemetry or 0,
             )
         )
-    return Blocking(workers[0], transport) if transport.blocking else TurnTaking(workers)
+    return Blocking(workers[0], transport) if transport.blocking else TurnTaking(workers, deadline=settings.deadline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.distributed as dist
 
 HOST = "gloo"  # the backend for host memory
@@ -18,6 +19,12 @@ def own_backend(kind: str) -> str | None:
 def group_backends() -> dict[str, str]:
     """The backends of the default process group, by type of device."""
     return _pairs(dist.get_backend_config())
+
+
+def backend_for(device: torch.device) -> str | None:
+    """The backend that the default process group has for a device; None: messages go through host memory."""
+    backend = group_backends().get(device.type)
+    return None if backend == HOST else backend
 
 
 def named_backends(name: str) -> dict[str, str]:
