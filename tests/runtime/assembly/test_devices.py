@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from tests.helpers.devices import device
 from tests.helpers.fake_devices import fake_devices
 from tests.runtime.assembly.test_bad_input import pipeline
+from torch import nn
 
 from weft.errors import WeftError
+from weft.runtime.assembly.build import move_layers
 from weft.runtime.assembly.devices import RankDevice, check_devices, describe_devices, say_once
 
 
@@ -64,6 +67,22 @@ def test_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         say_once("a line of this test")
     assert capsys.readouterr().err == "weft: a line of this test\n"
+
+
+def test_layers_that_share_a_weight_share_it_on_their_device() -> None:
+    """On some devices PyTorch makes a new parameter for each module; so it does on meta."""
+    first, second, norm, other_norm = nn.Linear(2, 2), nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    second.weight, other_norm.running_mean = first.weight, norm.running_mean
+    layers: list[nn.Module] = [first, nn.Sequential(second, norm), other_norm]
+    alone = nn.Linear(2, 2)
+    alone.weight = first.weight
+    assert alone.to("meta").weight is not first.weight  # the control
+    move_layers(layers, torch.device("meta"))
+    assert second.weight is first.weight
+    assert other_norm.running_mean is norm.running_mean
+    assert second.bias is not first.bias
+    tensors = [tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers())]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 # On real ranks

@@ -61,8 +61,9 @@ class Words(nn.Embedding):
 
 def odd() -> nn.Sequential:
     """Complex numbers, sparse gradients, a frozen layer, a parameter used three times, and unused tensors."""
-    words = Words(WIDTH, WIDTH, sparse=not is_pretend())  # which has no sparse tensors
-    layers: list[nn.Module] = [words, Turn(), *(nn.Linear(WIDTH, WIDTH) for _ in range(6))]
+    words = Words(WIDTH, WIDTH, sparse=not is_pretend())  # which has neither sparse tensors nor conjugate views
+    layers: list[nn.Module] = [words, nn.Tanh() if is_pretend() else Turn()]
+    layers += [nn.Linear(WIDTH, WIDTH) for _ in range(6)]
     layers[4].weight = layers[5].weight = layers[2].weight
     layers[3].requires_grad_(False)
     layers[6].register_parameter("idle", nn.Parameter(torch.ones(3)))

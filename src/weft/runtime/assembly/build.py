@@ -45,7 +45,7 @@ def build_chunk(
     """Build one chunk on its device."""
     sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict, {(): {}})
     state: dict[str, Place] = {}
-    _move(layers, compute.device)
+    move_layers(layers, compute.device)
     for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
         for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
             state |= dict.fromkeys(entry.names, (owner, attribute))
@@ -83,7 +83,7 @@ def build_chunk(
     return BuiltChunk(chunk=chunk, holders=sorted(sets), state=state)
 
 
-def _move(layers: list[nn.Module], device: torch.device) -> None:
+def move_layers(layers: list[nn.Module], device: torch.device) -> None:
     """Move layers to a device. What they share stays shared, also on devices where PyTorch makes new parameters."""
     places = [place for layer in layers for place in named_tensors(layer)]
     for layer in layers:
