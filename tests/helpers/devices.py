@@ -11,6 +11,8 @@ import importlib
 import os
 from pathlib import Path
 
+import pytest
+
 PRETEND = "pretend"  # a device in host memory, with the CPU's kernels; see `tests/helpers/pretend`
 PLUGIN = Path(__file__).with_name("plugin")  # tells `import torch` to load it, as it loads installed devices
 ROOT = Path(__file__).parents[2]
@@ -32,12 +34,26 @@ def device() -> str:
 
 def python_path() -> list[str]:
     """What a new interpreter needs on its path to have the device."""
-    return [str(PLUGIN), str(ROOT)] if _kind(device()) == PRETEND else []
+    return [str(PLUGIN), str(ROOT)] if is_pretend() else []
 
 
 def tolerance(within: float) -> float:
     """How far a result may be from the CPU's, relative to its size: kernels of accelerators add in another order."""
     return within if _kind(device()) in ("cpu", PRETEND) else max(within, 1e-4)
+
+
+def is_pretend() -> bool:
+    return _kind(device()) == PRETEND
+
+
+def not_on_pretend(reason: str) -> pytest.MarkDecorator:
+    """For a test of what the pretend device does not have."""
+    return pytest.mark.skipif(is_pretend(), reason=f"not on the pretend device: {reason}")
+
+
+def only_on_cpu(reason: str) -> pytest.MarkDecorator:
+    """For a test of what depends on the kernels of a device."""
+    return pytest.mark.skipif(device() != "cpu", reason=f"only on the CPU: {reason}")
 
 
 def _kind(name: str) -> str:

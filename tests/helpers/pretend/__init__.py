@@ -40,12 +40,16 @@ if TYPE_CHECKING:
 
 def unavailable() -> str | None:
     """Why the device can't be had on this machine, for the reason of a skipped test; None if it can."""
-    if build.target().exists() or build.compiler() is not None:
+    if build.target().exists() or (lacking := build.missing()) is None:
         return None
-    return "the pretend device needs a C++ compiler (g++, or CXX)"
+    return f"the pretend device needs {lacking}"
 
 
 def load() -> Controls:
-    """Register the device in this process, once, and return its controls. Builds it first, about 20 s, if need be."""
+    """Register the device in this process, once, and return its controls. Builds it first, about 20 s, if need be.
+
+    A process has the device before its first backward, or not at all: autograd counts devices only then. It is the
+    accelerator of the whole process from now on, so run tests with it in processes of their own (`processes.py`).
+    """
     controls: Controls = importlib.import_module("tests.helpers.pretend.controls").CONTROLS
     return controls

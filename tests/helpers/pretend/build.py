@@ -14,8 +14,16 @@ SOURCES = Path(__file__).with_name("csrc")
 NAME = "weft_pretend"
 
 
-def compiler() -> str | None:
-    """The path of the C++ compiler, if there is one."""
+def missing() -> str | None:
+    """What this machine lacks to build it."""
+    if _compiler() is None:
+        return "a C++ compiler (g++, or CXX)"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        return "the headers of Python (python3-dev)"
+    return None
+
+
+def _compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
@@ -46,9 +54,9 @@ def build() -> Path:
 def _compile(library: Path) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    path = compiler()
-    if path is None:
-        raise RuntimeError("the pretend device needs a C++ compiler; install g++, or set CXX")
+    if lacking := missing():
+        raise RuntimeError(f"the pretend device needs {lacking}")
+    path = str(_compiler())
     includes = [f"-I{folder}" for folder in (*include_paths(), sysconfig.get_paths()["include"])]
     libraries = [flag for folder in library_paths() for flag in (f"-L{folder}", f"-Wl,-rpath,{folder}")]
     flags = ["-O0", "-std=c++20", "-fPIC", "-shared", "-w", f"-DTORCH_EXTENSION_NAME={NAME}"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -164,6 +166,22 @@ class Controls:
         return alias
 
 
+def _check_autograd() -> None:
+    try:
+        torch.ones((), device="pretend", requires_grad=True).sin().backward()
+    except RuntimeError as error:
+        raise RuntimeError("load the pretend device before the first backward of a process") from error
+
+
+def _let_autograd_end() -> None:
+    """Its threads may need the GIL once more after a backward, and abort the process if Python ends meanwhile."""
+    threading.Event().wait(0.05)
+
+
 EXTENSION = _load_extension()
 device_module.register(EXTENSION)
 CONTROLS = Controls(EXTENSION)
+with CONTROLS.visible_devices(1):
+    _check_autograd()
+CONTROLS.reset()
+atexit.register(_let_autograd_end)

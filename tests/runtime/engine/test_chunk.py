@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.devices import not_on_pretend
 from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
 from tests.helpers.pairwise import parametrize_product
 from tests.helpers.plain import (
@@ -247,6 +248,7 @@ class Recurrent(nn.Module):
         return torch.as_tensor(self.lstm(x[:, None])[0][:, 0])
 
 
+@not_on_pretend("it has no fused LSTM")
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_recurrent_layers_have_versions(name: str) -> None:
     model, data = seeded(*[Recurrent] * 4), batches(5)
@@ -267,6 +269,7 @@ class Behind(nn.Module):
         return torch.tanh(functional.linear(x, weight, self.linear.bias))
 
 
+@not_on_pretend("PyTorch makes new parameters there, which nobody else refers to")
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_weights_read_through_untracked_references(name: str) -> None:
     """They train like others or are refused; a lost gradient would be the worst outcome."""
@@ -276,6 +279,7 @@ def test_weights_read_through_untracked_references(name: str) -> None:
         assert differing(state, expected) == []
 
 
+@not_on_pretend("it has no sparse tensors")
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "2bw"])
 def test_sparse_gradients(name: str) -> None:
     """Some optimizers accept no others. To 1e-6: sparse gradients are summed later."""

@@ -29,7 +29,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   c10::DeviceIndex deviceCount() const noexcept override {
-    return static_cast<c10::DeviceIndex>(world().visible);
+    return static_cast<c10::DeviceIndex>(world().threads); // autograd starts as many threads at its first backward
   }
 
   c10::Stream getStream(c10::Device device) const override {

@@ -3,6 +3,8 @@
 
 #include "autocast.h"
 #include "kernels.h"
+#include "process_group.h"
+#include "recurrent.h"
 
 namespace pretend {
 
@@ -42,7 +44,6 @@ static at::Tensor host_alias(const at::Tensor& tensor) {
 // An operation that something else executes, such as a collective, on tensors that it reads and writes.
 static void enqueue(const c10::Stream& stream, const std::string& op, const std::vector<at::Tensor>& reads,
                     const std::vector<at::Tensor>& writes) {
-  Call call(op, false);
   std::vector<Access> accesses;
   auto add = [&](const at::Tensor& tensor, bool write) {
     auto [begin, end] = span_of(tensor);
@@ -54,10 +55,11 @@ static void enqueue(const c10::Stream& stream, const std::string& op, const std:
   launch(stream, op, accesses, false);
 }
 
-static void open_gate(Gate& gate) {
+static void open_gate(Gate& gate, const std::string& error) {
   {
     Lock lock(world().mutex);
     gate.open = true;
+    gate.error = error;
   }
   world().gate_opened.notify_all();
 }
@@ -114,9 +116,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init([](std::string name) { return std::make_shared<Gate>(Gate{std::move(name)}); }), py::arg("name"))
       .def_readonly("name", &Gate::name)
       .def_property_readonly("is_open", [](Gate& gate) { Lock lock(world().mutex); return gate.open; })
-      .def("open", &open_gate)
+      .def("open", &open_gate, py::arg("error") = "")
       .def("wait", [](const std::shared_ptr<Gate>& gate, double seconds) { return wait_for_gates({gate}, seconds); });
   m.def("block_stream", &block_stream);
   m.def("closed_gates", &closed_gates);
+  py::class_<ProcessGroupBackend, c10d::Backend, c10::intrusive_ptr<ProcessGroupBackend>>(m, "ProcessGroupBackend")
+      .def(py::init<int, int, py::object>());
   m.def("set_gate_limit", [](double seconds) { Lock lock(world().mutex); world().gate_limit = seconds; });
 }

@@ -43,6 +43,7 @@ inline uint64_t advance(Clock& clock, size_t slot) {
 struct Gate {
   std::string name;
   bool open = false;
+  std::string error; // of an open gate: raised by whoever comes to it
 };
 using Gates = std::vector<std::shared_ptr<Gate>>;
 
@@ -99,6 +100,7 @@ struct World {
   std::condition_variable gate_opened;
   std::vector<DeviceState> devices;
   int visible = 0;
+  int threads = 0; // of autograd
   std::vector<std::unique_ptr<StreamState>> streams; // by slot
   std::map<std::pair<int, int64_t>, size_t> slots;
   Clock host; // what a host thread has seen to be complete
@@ -120,6 +122,7 @@ struct World {
   World() {
     const char* count = std::getenv("WEFT_PRETEND_DEVICES");
     visible = count ? std::max(0, std::min(64, std::atoi(count))) : 4;
+    threads = std::max(4, visible);
     devices.resize(64);
   }
 
@@ -180,16 +183,25 @@ void without_gil(const Function& function) {
 // ---- gates
 
 inline void drop_open(Gates& gates) {
-  gates.erase(std::remove_if(gates.begin(), gates.end(), [](auto& gate) { return gate->open; }), gates.end());
+  gates.erase(std::remove_if(gates.begin(), gates.end(), [](auto& gate) { return gate->open && gate->error.empty(); }),
+              gates.end());
 }
 
 inline void add_gates(Gates& gates, const Gates& more) {
   for (auto& gate : more)
-    if (!gate->open && std::find(gates.begin(), gates.end(), gate) == gates.end()) gates.push_back(gate);
+    if ((!gate->open || !gate->error.empty()) && std::find(gates.begin(), gates.end(), gate) == gates.end()) gates.push_back(gate);
 }
 
 inline bool all_open(const Gates& gates) {
   return std::all_of(gates.begin(), gates.end(), [](auto& gate) { return gate->open; });
+}
+
+inline bool has_error(const Gates& gates) {
+  return std::any_of(gates.begin(), gates.end(), [](auto& gate) { return !gate->error.empty(); });
+}
+
+inline void raise_error_of(const Gates& gates) {
+  for (auto& gate : gates) TORCH_CHECK(gate->error.empty(), gate->error);
 }
 
 // Returns false if a gate is still closed after `seconds`.
@@ -212,9 +224,11 @@ inline void pass(Gates gates, const std::string& what) {
     if (gates.empty()) return;
     limit = world().gate_limit;
   }
-  if (wait_for_gates(gates, limit)) return;
+  bool open = wait_for_gates(gates, limit);
   std::string names;
   Lock lock(world().mutex);
+  raise_error_of(gates);
+  if (open) return;
   for (auto& gate : gates)
     if (!gate->open) names += (names.empty() ? "" : ", ") + gate->name;
   TORCH_CHECK(false, what, " waited ", limit, " s for a gate that stayed closed: ", names);
@@ -224,6 +238,7 @@ inline void pass(Gates gates, const std::string& what) {
 
 inline bool is_complete(const Point& point) {
   auto& w = world();
+  raise_error_of(point.gates);
   if (seen(w.host, point.slot) >= seen(point.clock, point.slot)) return true;
   return all_open(point.gates) && w.devices[point.device].ticks - point.tick >= w.lag;
 }
@@ -242,7 +257,7 @@ inline void deliver(const void* host = nullptr) {
     if (w.late_copies.empty()) return;
     std::vector<LateCopy> rest;
     for (auto& copy : w.late_copies)
-      if ((host && copy.host == host) || is_complete(copy.point)) due.push_back(std::move(copy.deliver));
+      if ((host && copy.host == host) || !has_error(copy.point.gates) && is_complete(copy.point)) due.push_back(std::move(copy.deliver));
       else rest.push_back(std::move(copy));
     w.late_copies = std::move(rest);
   }
