@@ -169,6 +169,9 @@ class ProcessTransport:
         """One link, from rank `a` to rank `b` of the replica whose first rank is `first`."""
         source, target = first + a, first + b
         group = self._device_group([source, target])
+        if group is not None and self._rank in (source, target):
+            token = torch.zeros(1, device=self._device)
+            dist.send(token, target, group=group) if self._rank == source else dist.recv(token, source, group=group)
         shares = group is None and source in readable[target]
         if self._rank == source:
             self._outgoing[b] = SendLink(
@@ -197,15 +200,14 @@ class ProcessTransport:
     def _device_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """A communicator between the devices of some ranks; None if they have none.
 
-        It is used once here: later, two ranks could each wait for the other's first use. Its own timeout must not
-        count, because it would count a pause of the caller too, and would end the process.
+        The caller uses it once at the start: later, two ranks could each wait for the other's first use. Its own
+        timeout must not count, because it would count a pause of the user's too, and would end the process.
         """
         if self._backend is None:
             return None
         group = self.collectives.new_group(ranks, self._backend, timeout=DEVICE_TIMEOUT)
         if self._rank in ranks:
             self._device_groups.append(group)
-            dist.all_reduce(torch.zeros(1, device=self._device), group=group)
         return group
 
     def inbox(self, rank: int) -> Inbox:
@@ -237,6 +239,8 @@ class ProcessTransport:
         device_group = self._device_group(ranks) if on_device else None
         if self._rank not in ranks:
             return None
+        if device_group is not None:
+            dist.all_reduce(torch.zeros(1, device=self._device), group=device_group)
 
         def add_on_host(tensor: Tensor) -> None:
             with link_errors():
