@@ -4,8 +4,8 @@
 `unavailable()` says why that is not possible here. Importing this package does neither.
 
 What it models:
-- Several devices (`WEFT_PRETEND_DEVICES`, default 4) with a current device, streams, events and generators of their own,
-  through PyTorch's generic interfaces. Tensors of a device do not mix with the CPU's nor with another device's.
+- Several devices (`WEFT_PRETEND_DEVICES`, default 4) with a current device, streams, events and generators of their
+  own, through PyTorch's generic interfaces. Tensors of a device do not mix with the CPU's nor with another device's.
 - What makes the host wait (`counts`), and how many kernels are launched (`launches`).
 - The order of streams. Kernels run at once, so results are right even where a real device would have a race. The stream
   sanitizer finds these races: it follows events with vector clocks, and checks each use and each free of memory.
@@ -15,11 +15,11 @@ What it models:
   communicators from that.
 
 What it can't:
-- The host runs each kernel itself, so it blocks on a gate as soon as it launches a kernel behind it. On a real device the
-  host would run ahead. A program that passes here does not rely on that; one that hangs here may not hang there.
+- The host runs each kernel itself, so it blocks on a gate as soon as it launches a kernel behind it. On a real device
+  the host would run ahead. A program that passes here does not rely on that; one that hangs here may not hang there.
 - A use of memory is a range of bytes from a tensor's first to its last element. Columns of one matrix overlap.
-- The host's own reads and writes of pinned memory are unseen. With a lag, memory that is read too early holds NaN (or -1),
-  and a source that is overwritten too early is reported.
+- The host's own reads and writes of pinned memory are unseen. With a lag, memory that is read too early holds NaN or
+  -1, and a source that is overwritten too early is reported.
 - A query that returns True orders all later launches after the event, as on a real device. Without a lag all queries do
   that at once and hide races; test with a lag.
 - Composite operators launch the kernels of their parts, so counts of launches are not those of CUDA, except that a

@@ -56,7 +56,8 @@ class Connections:
             while True:
                 accepted, _ = self._listener.accept()
                 connection = Connection(accepted, self)
-                self._add(*connection.receive(), connection)
+                peer, lane = connection.receive()
+                self._add(peer, lane, connection)
 
     def _add(self, peer: int, lane: str, connection: Connection) -> None:
         with self._changed:

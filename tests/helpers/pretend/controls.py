@@ -77,8 +77,9 @@ class Controls:
     def counts(self) -> dict[str, int]:
         """How often the host would have waited, by kind, since the last reset; `poll`: a query that returned False.
 
-        Kinds: `item`, `copy to host`, `copy to device`, `event synchronize`, `stream synchronize`, `device synchronize`,
-        `poll`, and the names of operators whose shape depends on data, such as `nonzero` (also for masks) and `equal`.
+        Kinds: `item`, `copy to host`, `copy to device`, `event synchronize`, `stream synchronize`,
+        `device synchronize`, `poll`, and the names of operators whose shape depends on data, such as `nonzero` (for
+        masks, too) and `equal`.
         """
         counts: dict[str, int] = self.ext.waits()
         return counts
@@ -168,7 +169,7 @@ class Controls:
 
 def _check_autograd() -> None:
     try:
-        torch.ones((), device="pretend", requires_grad=True).sin().backward()
+        torch.ones((), device="pretend", requires_grad=True).sin().backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise RuntimeError("load the pretend device before the first backward of a process") from error
 

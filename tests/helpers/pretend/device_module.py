@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import torch
+from torch.utils import backend_registration
 
 
 def default_count() -> int:
@@ -15,9 +16,9 @@ def default_count() -> int:
 
 def register(extension: Any) -> None:
     """Name the device and attach its module."""
-    torch.utils.rename_privateuse1_backend("pretend")
-    torch._register_device_module("pretend", _Module(extension))
-    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    backend_registration.rename_privateuse1_backend("pretend")
+    torch._register_device_module("pretend", _Module(extension))  # type: ignore[no-untyped-call]
+    backend_registration.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
 
 
 def _index(device: torch.device | str | int | None) -> int:
@@ -85,8 +86,8 @@ class _Module(types.ModuleType):
         return torch.accelerator.current_stream(_index(device))
 
     def default_stream(self, device: torch.device | str | int | None = None) -> torch.Stream:
-        device_type = torch._C._autograd.DeviceType.PrivateUse1
-        return torch.Stream(stream_id=0, device_index=_index(device), device_type=int(device_type))
+        current = torch.accelerator.current_stream(_index(device))
+        return torch.Stream(stream_id=0, device_index=current.device_index, device_type=current.device_type)
 
     def set_stream(self, stream: torch.Stream) -> None:
         torch.accelerator.set_stream(stream)

@@ -2,9 +2,9 @@
 
 `register()` it, then `init_process_group("cpu:gloo,pretend:standin")` and `new_group(backend=...)` work as with NCCL:
 
-- Operations of a communicator run in the order of their calls, on a stream and a thread of its own. An operation first waits
-  for the caller's current stream. `work.wait()` lets the current stream wait, never the host; the host waits in `barrier`
-  alone. Kernels behind an operation block (see `Gate`) until its peers are there.
+- Operations of a communicator run in the order of their calls, on a stream and a thread of its own. An operation first
+  waits for the caller's current stream. `work.wait()` lets the current stream wait, never the host; the host waits in
+  `barrier` alone. Kernels behind an operation block (see `Gate`) until its peers are there.
 - A send completes when its receive runs. An operation whose peer has died never completes: only `abort` ends it.
 - CPU tensors, tensors that are not contiguous, dtypes that NCCL lacks and a second device are refused.
 - All ends compare what they do. A mismatch fails on all of them, where NCCL would hang or write out of bounds.
@@ -144,7 +144,7 @@ class Communicator:
         self.rank = int(options.group_rank)
         self.size = int(options.group_size)
         self.ranks = list(options.global_ranks_in_group)
-        self.timeout = timedelta(seconds=float(options.timeout.total_seconds()))
+        self.timeout = timedelta(seconds=round(options.timeout.total_seconds()))  # it passes through a float32
         self.log: list[Operation] = []
         self.is_aborted = False
         self.is_shut_down = False
@@ -166,7 +166,7 @@ class Communicator:
     def gloo(self) -> Any:
         """Sums and copies of collectives, when all ranks are there. Its sums are those of a run on the CPU."""
         if self._gloo is None:
-            store = dist.PrefixStore("gloo", self._store)
+            store = dist.PrefixStore("gloo", self._store)  # type: ignore[attr-defined]
             self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=60))
         return self._gloo
 
@@ -181,9 +181,13 @@ class Communicator:
             lane = self._lane(f"{min(self.rank, peer)}-{max(self.rank, peer)}" if is_between_two else "all")
             operation = Operation(
                 communicator=self.name if lane.key == "all" else f"{self.name}:{lane.key}",
-                number=lane.count, op=op, count=sum(tensor.numel() for tensor in inputs or outputs),
-                dtype=str(tensor.dtype).removeprefix("torch."), peer=peer, reduce=str(reduce.op).rpartition(".")[2] if "reduce" in op else "",
-            )  # fmt: skip
+                number=lane.count,
+                op=op,
+                count=sum(tensor.numel() for tensor in inputs or outputs),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                peer=peer,
+                reduce=str(reduce.op).rpartition(".")[2] if "reduce" in op else "",
+            )
             self.log.append(operation)
             return lane.start(operation, inputs, outputs, reduce)
 
@@ -200,7 +204,9 @@ class Communicator:
             if self.device is None:
                 self.device = tensor.device
             if tensor.device != self.device:
-                raise RuntimeError(f"communicator {self.name} is on {self.device}, the tensor of {op} on {tensor.device}")
+                raise RuntimeError(
+                    f"communicator {self.name} is on {self.device}, the tensor of {op} on {tensor.device}"
+                )
 
     def _lane(self, key: str) -> _Lane:
         if key not in self._lanes:
@@ -279,7 +285,12 @@ class _Lane:
             work.finish(error)
 
     def _execute(
-        self, operation: Operation, before: list[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor], reduce: Any
+        self,
+        operation: Operation,
+        before: list[Any],
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        reduce: Any,
     ) -> None:
         connections = self._communicator.connections
         for gate in before:
@@ -308,13 +319,15 @@ class _Lane:
     def _send_or_receive(self, operation: Operation, tensor: torch.Tensor) -> None:
         self._meet(operation, [operation.peer])
         connection = self._communicator.connections.to(operation.peer, self.key)
-        payload = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        payload = memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         if operation.op == "send":
             connection.send_bytes(payload)
         else:
             connection.receive_bytes(payload)
 
-    def _collective(self, operation: Operation, inputs: list[torch.Tensor], outputs: list[torch.Tensor], reduce: Any) -> None:
+    def _collective(
+        self, operation: Operation, inputs: list[torch.Tensor], outputs: list[torch.Tensor], reduce: Any
+    ) -> None:
         self._meet(operation, [rank for rank in range(self._communicator.size) if rank != self._communicator.rank])
         gloo = self._communicator.gloo()
         is_mean = reduce == dist.ReduceOp.AVG

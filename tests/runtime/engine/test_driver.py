@@ -32,6 +32,9 @@ class Worker:
     def sums_under_way(self) -> list[Future[Any]]:
         return [self.sum] if self.stages else []
 
+    def awaits_device(self) -> bool:
+        return False
+
     def check_sums(self) -> None:
         if self.sum.done():
             self.sum.result()

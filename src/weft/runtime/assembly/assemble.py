@@ -75,7 +75,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         device=device,
         collectives=collectives,
     )
-    counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example)
+    counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example, device=device)
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
     compared = {"schedule": write_csv(schedule)} | settings.compared()
     compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}

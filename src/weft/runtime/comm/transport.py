@@ -22,7 +22,7 @@ from weft.runtime.comm.collectives import Collectives
 from weft.runtime.comm.device_links import DeviceReceiver, DeviceSender
 from weft.runtime.comm.links import LinkError, ReceiveLink, SendLink, link_errors
 from weft.runtime.comm.messages import Key, Message
-from weft.runtime.device import backend_for
+from weft.runtime.device import backend_for, mark, new_stream, on_stream, wait_for_mark
 from weft.schedule import Op, Schedule
 
 Inbox: TypeAlias = "dict[Key, Message]"  # of one rank: messages that no action has taken yet
@@ -36,7 +36,7 @@ class AllReduce:
     """Adds up tensors over some processes, in place."""
 
     on_host: Callable[[Tensor], None]  # blocks; LinkError if another rank has died, or is late
-    on_device: Callable[[Tensor], None] | None = None  # returns at once: the current stream waits for the other ranks
+    on_device: Callable[[Tensor], torch.Event | None] | None = None  # returns at once; the sum is there at the mark
     deadline: float = math.inf  # seconds in which a device must have computed what is added on the host
 
 
@@ -242,10 +242,16 @@ class ProcessTransport:
             with link_errors():
                 dist.all_reduce(tensor, group=group)
 
-        def add_on_device(tensor: Tensor) -> None:
-            work = dist.all_reduce(tensor, group=device_group, async_op=True)
-            assert work is not None
-            work.wait()  # the stream waits, not the host
+        stream = new_stream(self._device)  # of the communicator: nothing else waits for the other ranks
+
+        def add_on_device(tensor: Tensor) -> torch.Event | None:
+            written = mark(self._device)
+            with on_stream(stream):
+                wait_for_mark(written, self._device)
+                work = dist.all_reduce(tensor, group=device_group, async_op=True)
+                assert work is not None
+                work.wait()  # the stream waits, not the host
+                return mark(self._device)
 
         return AllReduce(
             on_host=add_on_host, on_device=None if device_group is None else add_on_device, deadline=self.deadline

@@ -76,9 +76,8 @@ class Blocking:
         looks = _Looks(self._transport.deadline)
         try:
             for wait in work(self._worker):
-                if wait.for_device:
-                    if looks.are_over(wait):
-                        self._transport.collectives.fail(TimeoutError(), str(wait))
+                if wait.for_device or (wait.for_gradients and self._worker.awaits_device()):
+                    self._look_again(looks, wait)
                 elif wait.for_gradients:
                     self._wait_for_any([], wait, deadline=self._transport.deadline)
                 elif self._worker.has_stages_to_start():
@@ -96,15 +95,26 @@ class Blocking:
             self._worker.advance()
         received.result()
 
+    def _look_again(self, looks: _Looks, wait: Wait) -> None:
+        """Pause, before the worker looks at its device again; raises if a sum failed, or after the deadline."""
+        try:
+            if looks.are_over(wait):
+                raise concurrent.futures.TimeoutError
+            self._worker.check_sums()
+        except (concurrent.futures.TimeoutError, LinkError) as problem:
+            self._transport.collectives.fail(problem, str(wait))
+
     def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait, *, deadline: float | None) -> None:
         """Block until one of these or a gradient sum is done; raises if one failed, or none was done in time."""
         under_way = [*futures, *self._worker.sums_under_way()]
+        looks = self._worker.awaits_device()  # the worker has to look at it, again and again
+        deadline = LONGEST_PAUSE if looks else deadline
         done, _ = concurrent.futures.wait(under_way, timeout=deadline, return_when=concurrent.futures.FIRST_COMPLETED)
         for future in futures:
             if future in done:
                 future.result()
         try:
-            if not done:
+            if not done and not looks:
                 raise concurrent.futures.TimeoutError
             self._worker.check_sums()
         except (concurrent.futures.TimeoutError, LinkError) as problem:

@@ -158,7 +158,7 @@ class Worker:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
         update = parameters.pending[0]
         while not update.done:
-            if not self.advance():
+            if not (self.advance() or self._hurry(update)):
                 yield Wait(GRADIENTS, (Op.U, chunk, update.minibatch), self._progress)
         yield from self._wait_for_outcome(chunk, update)
         start = self.meter.start()
@@ -195,8 +195,22 @@ class Worker:
                 older = update
         return self._progress > before
 
+    def _hurry(self, update: PendingUpdate) -> bool:
+        """Let streams wait for other ranks instead of the host."""
+        hurries = self._gradient_sync.hurry(update)
+        self._progress += hurries
+        return hurries
+
     def sums_under_way(self) -> list[Future[Any]]:
-        return [update.sum for parameters in self._sets for update in parameters.pending if update.sum is not None]
+        """Sums that the host waits for."""
+        return [update.sum for update in self._pending() if update.sum is not None and not update.sum.is_on_device]
+
+    def awaits_device(self) -> bool:
+        """Whether a device waits for other ranks' parts of a sum."""
+        return any(update.sum is not None and update.sum.is_on_device for update in self._pending())
+
+    def _pending(self) -> Iterator[PendingUpdate]:
+        return (update for parameters in self._sets for update in parameters.pending)
 
     def check_sums(self) -> None:
         """Raise what went wrong in a sum: LinkError if it was the connection, else an error with its place."""

@@ -5,8 +5,8 @@ total; nobody waits while there is other work. Parts of one process are added he
 an all-reduce over a communicator:
 
 - Tensors of the host (or of a device without a backend of its own) are added in a thread of the communicator.
-- Tensors of a device are added on a stream of the communicator: their future is done at once, and a stream that reads
-  the total waits for the other ranks.
+- Tensors of a device are added on a stream of the communicator, and the total is there when its mark is reached. What
+  else belongs to a sum runs on a second stream, so that it never waits behind a sum that lacks other ranks' parts.
 
 The sums of one communicator start in the same order on all of its ranks (`groups.py`); those of different ones may not.
 """
@@ -51,11 +51,36 @@ class Group:
         return self.communicator or self.name
 
 
+class Sum(Future[Parts]):
+    """A future of a total. It is done when the host knows of it; a device has it when the mark is reached."""
+
+    mark: torch.Event | None = None
+    is_shared = False  # whether other members have the same tensors
+
+    def take(self) -> Parts:
+        """The total, in tensors that belong to the member; on a device, in the current stream."""
+        total = self.result()
+        return [tensor.clone() for tensor in total] if self.is_shared else total
+
+    @property
+    def has_failed(self) -> bool:
+        return self.done() and self.exception() is not None
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether only a device still waits for it."""
+        return self.mark is not None and self.done() and not self.has_failed
+
+    def is_there(self) -> bool:
+        """Whether nobody has to wait for it, on the host or on a device."""
+        return self.done() and not self.has_failed and (self.mark is None or self.mark.query())
+
+
 class GroupSums:
     """All sums that members of this process take part in.
 
     `across` maps the communicators that reach beyond this process to the all-reduce over their processes. With a
-    `device`, each communicator has a stream of its own there.
+    `device`, the groups of each communicator have a stream there for parts and totals.
     """
 
     def __init__(
@@ -65,7 +90,7 @@ class GroupSums:
         self._threads = {name: _AllReduceThread(all_reduce, device) for name, all_reduce in across.items()}
         self._streams: dict[str, torch.Stream | None] = {}
         self._parts: dict[tuple[str, int], dict[Member, Parts]] = defaultdict(dict)
-        self._futures: dict[tuple[str, int], dict[Member, Future[Parts]]] = defaultdict(dict)
+        self._futures: dict[tuple[str, int], dict[Member, Sum]] = defaultdict(dict)
         self.close = weakref.finalize(self, _end, list(self._threads.values()))
 
     def stream(self, group: Group) -> torch.Stream | None:
@@ -76,10 +101,10 @@ class GroupSums:
             self._streams[group.line] = new_stream(self._device)
         return self._streams[group.line]
 
-    def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Future[Parts]:
+    def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Sum:
         """Add a member's part; a future of the total, in tensors that belong to the member."""
         key = (group.name, minibatch)
-        future: Future[Parts] = Future()
+        future = Sum()
         self._parts[key][member] = part
         self._futures[key][member] = future
         members = [candidate for candidate in group.members if candidate in self._local]
@@ -98,32 +123,34 @@ class GroupSums:
         return future
 
     def _add_on_device(
-        self, line: str, total: Parts, waiting: list[Future[Parts]], all_reduce: Callable[[Tensor], None]
+        self, line: str, total: Parts, waiting: list[Sum], all_reduce: Callable[[Tensor], torch.Event | None]
     ) -> None:
         """Add tensors of the device on its stream, now, and those of the host in the thread."""
         on_host = [tensor.device.type == "cpu" for tensor in total]
-        summed = _over_processes([tensor for tensor, host in zip(total, on_host, strict=True) if not host], all_reduce)
-        copies = _copies(summed, len(waiting))
-        if not any(on_host):
-            _resolve(waiting, copies)
-            return
+        marks: list[torch.Event | None] = [None]
+        summed = _over_processes(
+            [tensor for tensor, host in zip(total, on_host, strict=True) if not host],
+            lambda tensor: marks.append(all_reduce(tensor)),
+        )
+        for future in waiting:
+            future.mark, future.is_shared = marks[-1], len(waiting) > 1
 
         def merge(host: Parts) -> list[Parts]:
-            merged = []
-            for of_device, of_host in zip(copies, _copies(host, len(waiting)), strict=True):
-                sources = {True: iter(of_host), False: iter(of_device)}
-                merged.append([next(sources[host]) for host in on_host])
-            return merged
+            sources = {True: iter(host), False: iter(summed)}
+            return [[next(sources[host]) for host in on_host]] * len(waiting)
 
-        host = [tensor for tensor, host in zip(total, on_host, strict=True) if host]
-        self._threads[line].start_sum(host, waiting, merge)
+        if any(on_host):
+            host = [tensor for tensor, host in zip(total, on_host, strict=True) if host]
+            self._threads[line].start_sum(host, waiting, merge)
+        else:
+            _resolve(waiting, merge([]))
 
 
 class _Sum(NamedTuple):
     """A sum over processes that is due."""
 
     part: HostCopy
-    waiting: list[Future[Parts]]
+    waiting: list[Sum]
     share: Callable[[Parts], list[Parts]]  # what each of those who wait gets of the total
 
 
@@ -136,7 +163,7 @@ class _AllReduceThread:
         self.thread = threading.Thread(target=_work, args=arguments, daemon=True, name="weft all-reduce")
         self.thread.start()
 
-    def start_sum(self, part: Parts, waiting: list[Future[Parts]], share: Callable[[Parts], list[Parts]]) -> None:
+    def start_sum(self, part: Parts, waiting: list[Sum], share: Callable[[Parts], list[Parts]]) -> None:
         self.queue.put(_Sum(HostCopy(part), waiting, share))
 
 
@@ -193,6 +220,6 @@ def _copies(total: Parts, number: int) -> list[Parts]:
     return [total, *([tensor.clone() for tensor in total] for _ in range(number - 1))]
 
 
-def _resolve(waiting: list[Future[Parts]], shares: list[Parts]) -> None:
+def _resolve(waiting: list[Sum], shares: list[Parts]) -> None:
     for future, result in zip(waiting, shares, strict=True):
         future.set_result(result)

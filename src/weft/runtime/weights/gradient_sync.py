@@ -9,16 +9,16 @@ it, so every rank joins the sums of a group in the order of mini-batches: parts 
 order alone. A worker advances while it runs a cycle, so the members of a group must read a version for the first time
 in the same cycle; `norm_groups` and the tied programs see to that.
 
-On a device, each group has a stream for its parts, sums and what is done with them. A stage starts in its stream when
-the mark of the one before it is reached, and the compute stream waits for the last mark when the version is read. What
-the host has to know of an update (its loss, whether it is skipped) is copied, and read when it is there.
+On a device, stages run beside the compute stream, which waits for the last one when the version is read. A stage ends
+when its sum is there, as on the host. If a version is read before that, the stage ends all the same: then streams wait
+for the sum, not the host (`hurry`). What the host has to know of an update (its loss, whether it is skipped) is copied,
+and read when it is there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from weft.errors import WeftError
 from weft.runtime.device import HostCopy, mark, on_stream, record_use, wait_for_mark
 from weft.runtime.tensors import by_kind
-from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
+from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 from weft.runtime.weights.parameter_set import Gradients
 
 
@@ -43,7 +43,7 @@ class PendingUpdate:
     numbers: Tensor  # float64, beside the gradients: the loss, and above 0 if a micro-batch's is not finite
     norm: HostCopy | None = None  # of the group's gradients, before clipping, where there is a norm
     stages: list[Stage] = field(default_factory=list)  # that are left, the one under way first
-    sum: Future[Parts] | None = None  # of the stage under way
+    sum: Sum | None = None  # of the stage under way
     ready: torch.Event | None = None  # gradients and numbers are there when this mark is reached
     outcome: HostCopy | None = None  # of the numbers, after the last stage
 
@@ -173,7 +173,6 @@ class GradientSync:
         update.ready = mark(update.numbers.device)
         self._start(update)
 
-    @torch.no_grad()
     def advance(self, update: PendingUpdate, older: PendingUpdate | None = None) -> int:
         """Finish the stages whose sum is there and start those after them; how many.
 
@@ -181,19 +180,33 @@ class GradientSync:
         error is raised when the worker waits for it.
         """
         finished = 0
-        while update.sum is not None and update.sum.done() and update.sum.exception() is None:
+        while update.sum is not None and update.sum.is_there():
             if older is not None and len(older.stages) >= len(update.stages):
                 break
-            stage = update.stages.pop(0)
-            with on_stream(self.sums.stream(stage.groups[update.member])):
-                stage.apply(update, update.sum.result())
-                if not update.stages:
-                    update.copy_numbers()
-                update.ready = mark(update.numbers.device)
-            update.sum = None
-            self._start(update)
+            self._finish(update, update.sum)
             finished += 1
         return finished
+
+    def hurry(self, update: PendingUpdate) -> bool:
+        """Finish the stage under way of a set's oldest update, if the host need not wait for its sum."""
+        if update.sum is None or not update.sum.done() or update.sum.has_failed:
+            return False
+        self._finish(update, update.sum)
+        return True
+
+    @torch.no_grad()
+    def _finish(self, update: PendingUpdate, total: Sum) -> None:
+        stage, device = update.stages.pop(0), update.numbers.device
+        with on_stream(self.sums.stream(stage.groups[update.member])):
+            wait_for_mark(total.mark, device)
+            wait_for_mark(update.ready, device)
+            record_use([*update.present(), update.numbers], device)
+            stage.apply(update, total.take())
+            if not update.stages:
+                update.copy_numbers()
+            update.ready = mark(device)
+        update.sum = None
+        self._start(update)
 
     @torch.no_grad()
     def _start(self, update: PendingUpdate) -> None:

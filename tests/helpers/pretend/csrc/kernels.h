@@ -358,18 +358,29 @@ inline bool is_pinned(const at::Tensor& tensor) {
   return PinnedAllocator::instance().holds(tensor.storage().data());
 }
 
-inline void to_host_late(const at::Tensor& source, const at::Tensor& target, Point point) {
+// What a late copy keeps: no Python object belongs to it, and no mode of Python sees the copy.
+inline at::Tensor kept(const at::Tensor& host) {
+  return tensor_on(host.storage(), c10::DispatchKey::CPU, host);
+}
+
+inline void to_host_late(const at::Tensor& source, const at::Tensor& host, Point point) {
   auto bytes = source.clone();
+  auto target = kept(host);
   auto [begin, end] = span_of(target);
   if (target.scalar_type() != at::kBool && target.is_non_overlapping_and_dense())
     std::memset(static_cast<char*>(const_cast<void*>(target.storage().data())) + begin, 0xff, end - begin);
   Lock lock(world().mutex);
-  world().late_copies.push_back({std::move(point), target.storage().data(), [bytes, target] { target.copy_(bytes); }});
+  world().late_copies.push_back({std::move(point), target.storage().data(), [bytes, target] {
+    c10::impl::ExcludeDispatchKeyGuard no_python(c10::DispatchKey::Python);
+    target.copy_(bytes);
+  }});
 }
 
-inline void check_source_later(const at::Tensor& source, Point point) {
-  auto bytes = source.clone();
+inline void check_source_later(const at::Tensor& host, Point point) {
+  auto bytes = host.clone();
+  auto source = kept(host);
   auto check = [bytes, source] {
+    c10::impl::ExcludeDispatchKeyGuard no_python(c10::DispatchKey::Python);
     if (at::equal(bytes, source)) return;
     Lock lock(world().mutex);
     if (world().sanitizer != Sanitizer::off)

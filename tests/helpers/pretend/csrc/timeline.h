@@ -250,8 +250,8 @@ inline Point point_of(const StreamState& stream) {
 // Copies that are complete by now reach their host memory. The caller holds no lock.
 inline void deliver(const void* host = nullptr) {
   auto& w = world();
+  std::vector<std::function<void()>> due; // outlives the lock: what it frees may need the GIL
   Lock one_at_a_time(w.delivery);
-  std::vector<std::function<void()>> due;
   {
     Lock lock(w.mutex);
     if (w.late_copies.empty()) return;
