@@ -29,6 +29,14 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-golden", action="store_true", help="write golden files instead of comparing with them")
+    parser.addoption("--device", default="cpu", metavar="NAME", help="where pipelines compute, such as cuda or pretend")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Also for the ranks, scripts and commands that tests start."""
+    from tests.helpers import devices  # after the rewrite
+
+    devices.choose(config.getoption("--device"))
 
 
 @pytest.fixture(autouse=True)

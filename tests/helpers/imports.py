@@ -44,6 +44,8 @@ LAYERS = (
 )  # of weft: each may import those before it
 ROOMS = (
     "tree",
+    "device",
+    "tensors",
     "process",
     "comm",
     "partition",
@@ -57,7 +59,7 @@ ROOMS = (
     "__init__",
 )  # of weft.runtime: each may import those before it
 HOUSES = ("weft", "weft.runtime", "weft.draw", "weft.train")
-ROOM_MODULES = ("weft.runtime.tree",)  # rooms of one file
+ROOM_MODULES = ("weft.runtime.tree", "weft.runtime.tensors")  # rooms of one file
 TORCH = ("runtime", "train", "doctor")  # layers that may import torch
 RUNTIME = (*TORCH, "__init__")  # layers that may import the runtime; `weft` does on first use
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from tests.helpers.devices import tolerance
 from tests.helpers.oracle import Delay, Grouping, MakeOptimizer, Oracle, delays, skipped_together
 from torch import Tensor, nn
 from torch.nn import functional
@@ -142,7 +143,7 @@ class Poisoned(nn.Module):
 
 
 def build(name: str, poison: Poison | None = None, microbatches: int = 1) -> nn.Sequential:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = MODELS[name]()
     if poison is not None:
@@ -242,7 +243,7 @@ def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple
     return Run(
         state=pipe.state_dict(),
         losses=[(result.minibatch, result.loss) for result in results],
-        skipped=tuple(worker.skipped for worker in pipe._driver.workers),
+        skipped=tuple(worker.completions.skipped for worker in pipe._driver.workers),
     )
 
 
@@ -305,7 +306,7 @@ def distance(left: Run, right: Run) -> float:
 def check_law(ran: Run, case: Case, *, within: float = 0.0) -> None:
     """State and losses are the oracle's."""
     law = expected(case)
-    assert {name: far for name, far in differences(ran, law).items() if far > within} == {}
+    assert {name: far for name, far in differences(ran, law).items() if far > tolerance(within)} == {}
     check_losses(ran, law, behind=0 if case.method in SYNCHRONOUS else case.stages + 1)
 
 
@@ -323,6 +324,6 @@ def check_losses(ran: Run, law: Run, *, behind: int) -> None:
             assert t < behind or not exact
             continue
         assert max(newest, min(t, len(exact) - 1) - behind) <= minibatch <= t
-        assert loss == pytest.approx(exact[minibatch], rel=1e-6)
+        assert loss == pytest.approx(exact[minibatch], rel=tolerance(1e-6))
         newest = minibatch
     assert newest == len(exact) - 1

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from tests.helpers.devices import tolerance
 from tests.helpers.oracle import Oracle, delays
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,13 +45,13 @@ def batches(count: int, *, rows: int = ROWS) -> list[Batch]:
 
 
 def linear(layers: int = 8, *, seed: int = 1) -> nn.Sequential:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(layers)))
 
 
 def seeded(*layers: Callable[[], nn.Module], seed: int = 1) -> nn.Sequential:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(*(make() for make in layers))
 
@@ -115,6 +116,7 @@ def cut(tree: Any, parts: int) -> list[Any]:
 def differing(left: dict[str, Tensor], right: dict[str, Tensor], *, within: float = 0.0) -> list[str]:
     """Names of tensors that are not bit-identical, or that differ by more than `within`, relative to their size."""
     assert list(left) == list(right)
+    within = tolerance(within)
     return [
         name
         for name, tensor in left.items()

@@ -24,6 +24,8 @@ import torch.distributed as dist
 from tests.helpers.rank_functions import DEADLINE
 from tests.helpers.scripts import PATIENCE, Scripts, Starter
 
+from weft.runtime.device import choose_backend
+
 
 class Pool:
     """Ranks that wait for functions. After a failure they are of no more use: `kill` them."""
@@ -113,6 +115,6 @@ def _run(call: bytes, store: Any) -> Any:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     gc.collect()
     dist.destroy_process_group()
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    dist.init_process_group(choose_backend(None, is_launched=True), store=store, rank=rank, world_size=ranks)
     fn, args = pickle.loads(call)
     return fn(*args)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.helpers import models
+from tests.helpers.devices import tolerance
 from tests.helpers.models import MODELS, WIDTH, Run, batches, build, check_losses, differences, distance
 from tests.helpers.oracle import skipped_together
 from tests.helpers.prediction_oracle import (
@@ -126,7 +127,7 @@ def make_model(case: Case) -> nn.Sequential:
     if case.model in MODELS:
         model = build(case.model, case.poison, case.microbatches)
         return model.double() if case.rounded else model
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         sizes = [WIDTH, WIDTH // 2] * 4 + [WIDTH]
         layers = [nn.Linear(sizes[i], sizes[i + 1], bias=False) for i in range(8)]
@@ -203,7 +204,7 @@ def expected(case: Case) -> Run:
 
 
 def check_run(ran: Run, case: Case, *, within: float = 0.0) -> None:
-    within = max(within, 1e-9 if case.rounded else 0.0)
+    within = tolerance(max(within, 1e-9 if case.rounded else 0.0))
     law = expected(case)
     assert {name: far for name, far in differences(ran, law).items() if far > within} == {}
     check_losses(ran, law, behind=case.stages + 1)

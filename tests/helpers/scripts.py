@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.helpers import devices
 from tests.helpers.rank_functions import DEADLINE, eventually
 
 import weft
@@ -28,6 +29,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCES = Path(weft.__file__).parents[1]  # which may not be the installed ones
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def paths(*folders: Path) -> str:
+    """A value of PYTHONPATH."""
+    return os.pathsep.join([*map(str, folders), *devices.python_path()])
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Starter:
 
     def __init__(self) -> None:
         command = [sys.executable, str(HERE / "starter.py")]
-        environment = os.environ | {"PYTHONPATH": str(SOURCES)}
+        environment = os.environ | {"PYTHONPATH": paths(SOURCES)}
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True)
 
     def start(self, kind: str, **order: Any) -> None:
@@ -98,7 +104,7 @@ class Marked:
         self.starter = starter
         self.mark = uuid.uuid4().hex
         clean = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "PYTHONPATH")}
-        self.environment = {**clean, MARK: self.mark, "PYTHONPATH": str(SOURCES)}
+        self.environment = {**clean, MARK: self.mark, "PYTHONPATH": paths(SOURCES)}
 
     def alive(self) -> list[int]:
         found = []
@@ -139,7 +145,7 @@ class Scripts(Marked):
         """As `python script.py arguments`, or `python -m …` with the script under a module."""
         path = self.folder / "script.py"
         path.write_text(text)
-        runtime = os.pathsep.join([str(HERE), str(SOURCES)])  # scripts import `rank_functions` from there
+        runtime = paths(HERE, SOURCES)  # scripts import `rank_functions` from there
         return self._start(
             "script",
             command=[*under, str(path), *arguments],
@@ -162,8 +168,8 @@ class Scripts(Marked):
 
     def start_launch(self, fn: Callable[..., Any], *args: Any, ranks: int) -> Script:
         (self.folder / "call").write_bytes(pickle.dumps((fn, args, ranks)))
-        paths = os.pathsep.join([str(ROOT), str(SOURCES)])
-        return self._start("launch", root=str(ROOT), environment={**self.environment, "PYTHONPATH": paths})
+        environment = {**self.environment, "PYTHONPATH": paths(ROOT, SOURCES)}
+        return self._start("launch", root=str(ROOT), environment=environment)
 
     def _start(self, kind: str, **order: Any) -> Script:
         assert self.script is None, "one script a folder"

@@ -94,6 +94,7 @@ class Pipeline:
             for cycle in range(fed, fed + self._assembly.program.drain):
                 self._run(lambda worker, cycle=cycle: worker.cycle(cycle, minibatches=fed))  # type: ignore[misc]
             self._run(lambda worker: worker.finish_updates())
+            self._settle()
             for worker in self._driver.workers:
                 worker.restart(fed)
             self._fed = 0
@@ -121,6 +122,8 @@ class Pipeline:
                 self._feed(inputs, targets, even=False)
                 faults.hit("evaluate")
                 self._run(lambda worker: evaluate(worker, scores.add))
+                self._run(lambda worker: worker.wait_for_device(lambda: scores.read(self.schedule.microbatches)))
+            self._run(lambda worker: worker.wait_for_device(scores.read))
         means = scores.means(self._assembly.collectives)
         return means["loss"] if metrics is None else means
 
@@ -133,6 +136,7 @@ class Pipeline:
         with self._evaluating():
             self._feed(inputs, None, even=False, with_targets=False)
             self._run(lambda worker: evaluate(worker, outputs.add))
+            self._run(lambda worker: worker.wait_for_device(outputs.are_there))
         return outputs.gathered(self._assembly.collectives, self.schedule)
 
     @contextlib.contextmanager
@@ -147,9 +151,16 @@ class Pipeline:
             module.training = False
         try:
             yield
+            self._settle()
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
+
+    def _settle(self) -> None:
+        """Leave nothing under way between devices; every rank has taken all its messages."""
+        transport = self._assembly.transport
+        transport.settle()
+        self._run(lambda worker: worker.wait_for_device(transport.idle))
 
     def _feed(self, inputs: Any, targets: Any, *, even: bool, with_targets: bool = True) -> None:
         self._check_usable()
@@ -160,7 +171,7 @@ class Pipeline:
                 targets,
                 first=self.schedule.microbatches * self._fed if even else 0,
                 replicas=self.replicas,
-                device=self._assembly.compute.device,
+                uploads=self._assembly.compute.uploads,
                 even=even,
                 with_targets=with_targets,
             )
@@ -190,11 +201,11 @@ class Pipeline:
 
     def _result(self) -> Result:
         worker = self._driver.workers[0]
-        last = worker.completed
+        last = worker.completions.newest
         return Result(
             loss=None if last is None else last.loss,
             minibatch=None if last is None else last.minibatch,
-            skipped=worker.skipped,
+            skipped=worker.completions.skipped,
             norm=None if last is None else last.norm,
         )
 

@@ -26,7 +26,8 @@ class Report:
         return self.schedule.about() | {"replicas": self.replicas, "ranks": list(self.ranks)}
 
     def __str__(self) -> str:
-        head = ["rank", "busy s", "waiting s", "update s", "bubble", "messages", *CATEGORIES, "peak total"]
+        device = sorted({name for rank in self.ranks for name in rank.get("allocator", {})})
+        head = ["rank", "busy s", "waiting s", "update s", "bubble", "messages", *CATEGORIES, "peak total", *device]
         rows = [
             [
                 str(rank["rank"]),
@@ -34,6 +35,7 @@ class Report:
                 f"{rank['bubble']:.1%}",
                 str(rank["messages"]),
                 *(format_bytes(rank["peak_bytes"][name]) for name in (*CATEGORIES, "total")),
+                *(format_bytes(rank.get("allocator", {}).get(name, 0)) for name in device),
             ]
             for rank in self.ranks
         ]
@@ -69,6 +71,8 @@ def gather_report(assembly: Assembly) -> Report:
 def gather_timeline(assembly: Assembly, minibatches: int | None) -> Timeline:
     """What the first replica did in the last mini-batches since a flush, measured; every process asks."""
     zero = assembly.transport.zero
+    for worker in assembly.driver.workers:
+        worker.meter.read()
     own = [
         [worker.rank, [_packed(step, start - zero, end - zero) for step, start, end in cycle]]
         for worker in assembly.driver.workers

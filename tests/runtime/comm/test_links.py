@@ -368,7 +368,7 @@ def refuse(*_: int) -> None:
     raise OSError("No space left on device")
 
 
-TEN = b'["*", ["float32", [10], false]]'  # the description of a tensor
+TEN = b'["*", false, ["float32", [10], false, false]]'  # the description of a tensor
 FORGED: dict[str, dict[str, Any]] = {  # what no rank sends, by what the receiver says of it
     "rank 0's message has -1 bytes (it may have 64 to MEMORY, the memory of this machine)": {"op": LARGE, "size": -1},
     "rank 0's message has 3 bytes (it may have 64 to MEMORY": {"op": LARGE, "size": 3},
@@ -380,15 +380,15 @@ FORGED: dict[str, dict[str, Any]] = {  # what no rank sends, by what the receive
     "rank 0's message has description 77, which was never sent": {"number": 77},
     "rank 0's message has a description that can't be read (JSONDecodeError": {"text": b"no JSON"},
     "rank 0's message has a description that can't be read (ValueError: no tensor has dtype load and shape (2,))": {
-        "text": b'["*", ["load", [2], false]]'
+        "text": b'["*", false, ["load", [2], false, false]]'
     },
     "rank 0's message has a description that can't be read (ValueError: no tensor has dtype int8 and shape (-2, -3))": {
-        "text": b'["*", ["int8", [-2, -3], false]]'
+        "text": b'["*", false, ["int8", [-2, -3], false, false]]'
     },
     f"rank 0's message has {9 * 2**62} bytes (it may have 0 to MEMORY": {
-        "text": b'["*", ["int8", [4611686018427387904, 9], false]]'
+        "text": b'["*", false, ["int8", [4611686018427387904, 9], false, false]]'
     },
-    "rank 0's message has tensors of 640 bytes in 512": {"text": b'["*", ["int8", [640], false]]'},
+    "rank 0's message has tensors of 640 bytes in 512": {"text": b'["*", false, ["int8", [640], false, false]]'},
     "rank 0's message has tensors in shared memory, and these ranks share none": {"text": TEN, "piece": 5},
 }
 FORGED_PIECES: dict[str, dict[str, Any]] = {

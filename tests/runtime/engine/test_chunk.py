@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.devices import is_pretend, not_on_pretend
 from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
 from tests.helpers.pairwise import parametrize_product
 from tests.helpers.plain import (
@@ -159,7 +160,7 @@ class InPlace(nn.Module):
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_a_chunk_may_start_with_an_in_place_layer(name: str, recompute: bool, start: Callable[[], nn.Module]) -> None:
     """Its input belongs to another chunk or to the user, whose batch stays unchanged."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = nn.Sequential(start(), nn.Linear(WIDTH, WIDTH), start(), nn.Linear(WIDTH, WIDTH))
     data = batches(3)
@@ -185,7 +186,7 @@ def test_a_recomputed_chunk_must_not_change_its_input() -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_in_place_layers_after_the_first_layer_of_a_chunk(recompute: bool) -> None:
     """A chunk of [Identity, in-place ReLU, Linear]."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         parts = [[nn.Identity(), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH)] for _ in range(2)]
     model = nn.Sequential(*itertools.chain(*parts))
@@ -251,7 +252,8 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_have_versions(name: str) -> None:
     model, data = seeded(*[Recurrent] * 4), batches(5)
     pipe = pipeline(model, schedule=name)
-    assert differing(train(pipe, data), law(model, data, pipe)) == []
+    within = 1e-6 if is_pretend() else 0.0  # whose LSTM is not the CPU's
+    assert differing(train(pipe, data), law(model, data, pipe), within=within) == []
 
 
 class Behind(nn.Module):
@@ -267,6 +269,7 @@ class Behind(nn.Module):
         return torch.tanh(functional.linear(x, weight, self.linear.bias))
 
 
+@not_on_pretend("PyTorch makes new parameters there, which nobody else refers to")
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_weights_read_through_untracked_references(name: str) -> None:
     """They train like others or are refused; a lost gradient would be the worst outcome."""
@@ -276,6 +279,7 @@ def test_weights_read_through_untracked_references(name: str) -> None:
         assert differing(state, expected) == []
 
 
+@not_on_pretend("it has no sparse tensors")
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "2bw"])
 def test_sparse_gradients(name: str) -> None:
     """Some optimizers accept no others. To 1e-6: sparse gradients are summed later."""

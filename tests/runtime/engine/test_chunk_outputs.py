@@ -59,7 +59,7 @@ class Fork(nn.Module):
         return {
             "h": h,
             "mask": h > 0,
-            "places": torch.arange(x.shape[0] * WIDTH).reshape(x.shape) % WIDTH,
+            "places": torch.arange(x.shape[0] * WIDTH, device=x.device).reshape(x.shape) % WIDTH,
             "exact": h.double() / 3,
             "short": (h * 2).bfloat16(),
             "rest": [None, 3, 0.5, True, "text", (h.detach(), [], {7: torch.tensor(2.0)})],

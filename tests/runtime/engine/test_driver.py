@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from weft.errors import PeerError, RunError
 from weft.runtime.comm import LinkError
@@ -24,12 +25,15 @@ class Worker:
     """A worker with one pending update of two stages; the peer sends its message once the second has started."""
 
     def __init__(self, *, stages: int) -> None:
-        self.number, self.stages = 0, deque(range(stages))
+        self.number, self.stages, self.device = 0, deque(range(stages)), torch.device("cpu")
         self.sum: Future[Any] = Future()
         self.second_started = threading.Event()
 
     def sums_under_way(self) -> list[Future[Any]]:
         return [self.sum] if self.stages else []
+
+    def awaits_device(self) -> bool:
+        return False
 
     def check_sums(self) -> None:
         if self.sum.done():
@@ -153,7 +157,7 @@ def test_virtual_ranks_that_wait_for_each_other_are_named() -> None:
             yield Wait(1 - worker.number, (0, 0, 3), 0)
 
     with pytest.raises(RunError, match=r"no rank can go on: rank 0 for .* from rank 1, rank 1 for .* from rank 0"):
-        TurnTaking(workers).run(work)  # type: ignore[arg-type]
+        TurnTaking(workers, deadline=DEADLINE).run(work)  # type: ignore[arg-type]
 
 
 def test_virtual_ranks_that_still_advance_are_not_stuck() -> None:
@@ -165,5 +169,5 @@ def test_virtual_ranks_that_still_advance_are_not_stuck() -> None:
             next(turns)
             yield Wait(1, (0, 0, 0), progress)
 
-    TurnTaking([Worker(stages=0)]).run(work)  # type: ignore[list-item]
+    TurnTaking([Worker(stages=0)], deadline=DEADLINE).run(work)  # type: ignore[list-item]
     assert next(turns) == 3

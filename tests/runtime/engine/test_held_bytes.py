@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers.devices import not_on_pretend, only_on_cpu
 from tests.helpers.models import SYNCHRONOUS
 from tests.helpers.sized_chunks import ROWS, STEPS, WIDTHS, batch, loss_fn, nbytes, pipeline, total
 from torch import Tensor, nn
@@ -183,6 +184,7 @@ def run_blocks(name: str, *, recompute: bool) -> tuple[weft.Pipeline, list[Graph
     return pipe, graphs, each, given[0].nbytes
 
 
+@only_on_cpu("kernels of other devices save other tensors")
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "pipedream", "2bw"])
 def test_activations_are_counted(name: str, recompute: bool) -> None:
@@ -297,6 +299,7 @@ def test_messages_are_counted(name: str) -> None:
     assert [rank["message_bytes"] for rank in report.ranks] == size
 
 
+@not_on_pretend("it has no sparse tensors")
 def test_sparse_state_of_an_optimizer_is_counted() -> None:
     """Indices and values of a sparse momentum, of the rows that were touched."""
     pipe = weft.Pipeline(

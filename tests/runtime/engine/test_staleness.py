@@ -170,5 +170,23 @@ def test_telemetry_does_not_change_training() -> None:
 
 def test_distances_of_low_precision_weights_are_accurate() -> None:
     zeros = torch.zeros(100_000, dtype=torch.bfloat16)
-    assert distance([zeros], [zeros + 1]) == pytest.approx(math.sqrt(100_000), rel=1e-5)
-    assert distance([torch.zeros(2, dtype=torch.complex64)], [torch.tensor([3j, 4])]) == pytest.approx(5)
+    assert distance([zeros], [zeros + 1]).item() == pytest.approx(math.sqrt(100_000), rel=1e-5)
+    assert distance([torch.zeros(2, dtype=torch.complex64)], [torch.tensor([3j, 4])]).item() == pytest.approx(5)
+
+
+def test_the_distance_is_over_tensors_of_all_kinds() -> None:
+    made = torch.Generator().manual_seed(0)
+    dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float32, torch.complex64]
+    pairs = [[torch.randn(50, 2, generator=made).to(dtype) for dtype in dtypes] for _ in range(2)]
+    expected = math.sqrt(sum(float((a - b).abs().double().square().sum()) for a, b in zip(*pairs, strict=True)))
+    found = distance(*pairs)
+    assert (found.shape, found.is_floating_point()) == ((), True)
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_distance_is_not_read_by_the_host() -> None:
+    """A tensor on the meta device has no values that could be read."""
+    weights = [torch.empty(3, dtype=dtype, device="meta") for dtype in (torch.float32, torch.bfloat16)]
+    assert distance([torch.empty_like(weight) for weight in weights], weights).device.type == "meta"
+    with pytest.raises(RuntimeError):
+        weights[0].sum().item()

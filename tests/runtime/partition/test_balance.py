@@ -14,10 +14,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers import devices
 from torch import Tensor, nn
 
+import weft
 from weft.errors import WeftError
-from weft.runtime.partition.balance import chunk_layers, layer_parameters, layer_seconds, partition
+from weft.runtime.partition import named_tensors
+from weft.runtime.partition.balance import WARM_UPS, chunk_layers, layer_parameters, layer_seconds, partition
 
 COUNTS = st.integers(0, 9) | st.integers(0, 10**12)
 TIMES = st.floats(0, 1e6, allow_subnormal=False) | st.sampled_from([1e-300, 1e300, 0.1, 0.2, 0.3])
@@ -264,6 +267,123 @@ def test_a_failed_measurement_has_no_side_effects() -> None:
     assert before is not None
     assert not before.any()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# On a device
+
+
+class Watched(nn.Linear):
+    """Tells where all layers are when it runs, and shares its weight with itself."""
+
+    def __init__(self, events: list[Any], layers: list[Watched]) -> None:
+        super().__init__(3, 3)
+        self.events, self.layers = events, layers
+        self.again = self.weight
+        self.register_buffer("count", torch.zeros(()))
+        layers.append(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.again is self.weight
+        assert isinstance(self.weight, nn.Parameter)
+        self.count: Tensor = self.count + 1
+        tensors = [x, self.weight, self.bias, self.count]
+        moved = [all(tensor.is_meta for tensor in layer.parameters()) for layer in self.layers]
+        self.events.append(([tensor.device.type for tensor in tensors], moved))
+        return super().forward(x)
+
+
+@pytest.fixture
+def synchronized(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Where the host waits for a device."""
+    events: list[Any] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: events.append(device.type))
+    return events
+
+
+def test_layers_are_on_the_device_one_at_a_time(synchronized: list[Any]) -> None:
+    """The meta device stands in for one: nothing there mixes with the CPU."""
+    events: list[Any] = []
+    layers: list[Watched] = []
+    for _ in range(3):
+        Watched(events, layers)
+    kept = [tensor for layer in layers for _, _, tensor in named_tensors(layer)]
+    kept[0].grad = gradient = torch.ones(3, 3)
+    example = torch.ones(2, 3)
+    layer_seconds(layers, example, device=torch.device("meta"), repeats=2)
+    runs = WARM_UPS + 2
+    assert WARM_UPS > 1
+    expected = [[number == running for number in range(3)] for running in range(3) for _ in range(runs)]
+    assert events == [(["meta"] * 4, moved) for moved in expected]
+    assert len(synchronized) == 3 * runs * 4  # around each forward and each backward
+    restored = [tensor for layer in layers for _, _, tensor in named_tensors(layer)]
+    assert all(now is before and now.is_cpu for now, before in zip(restored, kept, strict=True))
+    assert kept[0].grad is gradient
+    assert [layer.count.item() for layer in layers] == [0, 0, 0]
+    assert example.is_cpu
+
+
+@pytest.mark.usefixtures("synchronized")
+def test_a_layer_that_fails_on_the_device_is_restored() -> None:
+    class Fails(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.weight.is_meta
+            raise KeyError("no")
+
+    layer = Fails(2, 2)
+    before = [layer.weight, layer.bias]
+    with pytest.raises(KeyError):
+        layer_seconds([layer], torch.ones(1, 2), device=torch.device("meta"))
+    assert layer.weight is before[0]
+    assert layer.bias is before[1]
+
+
+def test_on_the_cpu_nothing_is_copied(synchronized: list[Any]) -> None:
+    runs: list[Tensor] = []
+
+    class Notes(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            runs.append(self.weight)
+            return super().forward(x)
+
+    layer = Notes(2, 2)
+    layer_seconds([layer], torch.ones(1, 2), repeats=3)
+    assert len(runs) == 1 + 3
+    assert all(weight is layer.weight for weight in runs)
+    assert synchronized == []
+
+
+def test_measuring_on_the_chosen_device_has_no_side_effects() -> None:
+    """With `pytest --device NAME`: layers that draw, count and normalize."""
+    device = torch.device(devices.device())
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Conv2d(4, 2, 3))
+    image = torch.randn(2, 3, 8, 8)
+    before = everything(model)
+    seconds = layer_seconds(list(model), image, device=device)
+    assert min(seconds) > 0
+    for now, then in zip(everything(model), before, strict=True):
+        assert torch.equal(now, then) if isinstance(now, Tensor) else now == then
+
+
+def test_a_pipeline_measures_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[torch.device] = []
+
+    def seconds(layers: Sequence[nn.Module], example: Any, *, device: torch.device) -> list[float]:
+        measured.append(device)
+        return [1.0, 1.0, 4.0]
+
+    monkeypatch.setattr("weft.runtime.partition.balance.layer_seconds", seconds)
+    pipe = weft.Pipeline(
+        [nn.Linear(2, 2) for _ in range(3)],
+        loss_fn=nn.functional.mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        schedule="1f1b",
+        microbatches=2,
+        stages=2,
+        balance="time",
+        example=torch.ones(2, 2),
+    )
+    assert [device.type for device in measured] == [torch.device(devices.device()).type]
+    assert pipe.balance == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,26 @@ def test_threads_are_the_users_choice_and_the_folder_is_private(scripts: Scripts
         assert folder.endswith(" 700")
 
 
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (
+            "cude",
+            'WEFT_DEVICE is a device that can compute, such as "cpu", "cuda" or "cuda:1" (got \'cude\'), did you mean',
+        ),
+        ("vulkan", "WEFT_DEVICE=vulkan needs a vulkan device, and PyTorch sees none"),
+    ],
+)
+def test_a_device_that_ranks_can_not_have_is_the_callers_mistake(scripts: Scripts, device: str, words: str) -> None:
+    done = scripts.run(
+        "from rank_functions import none, report\nif __name__ == '__main__': report(none, ranks=2)",
+        environment={"WEFT_DEVICE": device},
+    )
+    (said,) = done.said
+    assert said["error"] == "WeftError"
+    assert said["message"].startswith(words)
+
+
 # Refusals before any process starts
 
 

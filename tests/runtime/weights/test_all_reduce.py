@@ -24,6 +24,7 @@ from torch import Tensor
 
 from weft import faults
 from weft.errors import WeftError
+from weft.runtime.comm import AllReduce
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
 from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, PendingUpdate, Stage, Tie
 
@@ -40,6 +41,9 @@ class Meeting:
         self._parts: list[Tensor] = []
         self._lock = threading.Lock()
         self._come, self._gone = threading.Barrier(parties), threading.Barrier(parties)
+
+    def sum(self) -> AllReduce:
+        return AllReduce(on_host=self.all_reduce)
 
     def all_reduce(self, tensor: Tensor) -> None:
         with self._lock:
@@ -123,7 +127,7 @@ def test_a_sum_without_tensors() -> None:
 
 def processes(meetings: dict[str, Meeting], *local: set[Member]) -> list[GroupSums]:
     """The `GroupSums` of each process."""
-    return [GroupSums(members, {name: meeting.all_reduce for name, meeting in meetings.items()}) for members in local]
+    return [GroupSums(members, {name: meeting.sum() for name, meeting in meetings.items()}) for members in local]
 
 
 def test_processes_sum_the_parts_of_all_members() -> None:
@@ -237,7 +241,11 @@ def pending(
     """A pending update; `like` are the parameters, needed where a gradient is missing."""
     parameters = like or [gradient for gradient in gradients if gradient is not None]
     return PendingUpdate(
-        member=member, minibatch=0, parameters=parameters, gradients=list(gradients), loss=loss, skip=skip
+        member=member,
+        minibatch=0,
+        parameters=parameters,
+        gradients=list(gradients),
+        numbers=torch.tensor([loss, float(skip)], dtype=torch.float64),
     )
 
 
@@ -254,7 +262,7 @@ def gradient_sync(
 ) -> GradientSync:
     stages: list[Stage] = [Average(groups=averages or {}, replicas=replicas), Tie(groups=ties or {})]
     if clip_norm is not None or skip:
-        stages.append(Norm(groups=norms or {}, ties=ties or {}, limit=clip_norm, skip=skip))
+        stages.append(Norm(groups=norms or {}, ties=ties or {}, limit=clip_norm))
     return GradientSync(sums=sums or GroupSums(local, {}), stages=stages)
 
 
@@ -273,7 +281,7 @@ def test_replicas_are_averaged_with_their_losses() -> None:
     sync(reducer, list(found.values()))
     for member in members:
         assert torch.equal(gradients(found[member])[0], torch.tensor([3.0, 3.0]))
-        assert (found[member].loss, found[member].skip) == (1.5, False)
+        assert (found[member].loss, found[member].is_finite) == (1.5, True)
     assert reducer.needed(members[0])
     assert not reducer.needed((0, 1, 0))
 
@@ -284,7 +292,7 @@ def test_one_replica_that_skips_makes_all_skip() -> None:
     reducer = gradient_sync(set(members), replicas=3, averages=dict.fromkeys(members, group(*members)))
     found = {member: pending(member, torch.ones(1), skip=member[0] == 1, loss=float("nan")) for member in members}
     sync(reducer, list(found.values()))
-    assert all(update.skip for update in found.values())
+    assert all(not update.is_finite for update in found.values())
 
 
 def test_tied_gradients_are_summed_and_bit_identical() -> None:
@@ -339,7 +347,7 @@ def test_the_norm_is_clipped_over_all_chunks(limit: float) -> None:
     found = {member: pending(member, *(part.clone() for part in tensors)) for member, tensors in parts.items()}
     sync(reducer, list(found.values()))
     for update in found.values():
-        assert update.norm == pytest.approx(norm, rel=1e-6)
+        assert update.norm_value == pytest.approx(norm, rel=1e-6)
     clipped = [gradient for update in found.values() for gradient in gradients(update)]
     for own, parameter in zip(clipped, plain, strict=True):
         assert parameter.grad is not None
@@ -355,7 +363,7 @@ def test_a_norm_that_is_not_finite_skips_the_whole_group(limit: float | None, va
     reducer = gradient_sync(set(members), clip_norm=limit, skip=True, norms=dict.fromkeys(members, group(*members)))
     found = {member: pending(member, torch.full((2,), value if member[1] == 1 else 1.0)) for member in members}
     sync(reducer, list(found.values()))
-    assert all(update.skip for update in found.values())
+    assert all(not update.is_finite for update in found.values())
     assert [gradients(update)[0][0].item() for update in found.values()] == pytest.approx([1, value, 1], nan_ok=True)
 
 
@@ -364,7 +372,7 @@ def test_a_norm_without_a_limit_leaves_gradients_as_they_are() -> None:
     reducer = gradient_sync({A}, skip=True, norms={A: group(A)})
     update = pending(A, gradient)
     sync(reducer, [update])
-    assert (update.gradients[0] is gradient, gradient._version, update.skip) == (True, 0, False)
+    assert (update.gradients[0] is gradient, gradient._version, update.is_finite) == (True, 0, True)
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -377,7 +385,7 @@ def test_nan_of_one_replica_makes_all_skip(bad: int) -> None:
     )
     found = {member: pending(member, torch.full((2,), math.nan if member[0] == bad else 1.0)) for member in members}
     sync(reducer, list(found.values()))
-    assert all(update.skip for update in found.values())
+    assert all(not update.is_finite for update in found.values())
 
 
 def test_sparse_gradients_have_a_norm_and_are_clipped() -> None:
@@ -387,7 +395,7 @@ def test_sparse_gradients_have_a_norm_and_are_clipped() -> None:
     reducer = gradient_sync({A}, clip_norm=5.0, norms={A: group(A)})
     update = pending(A, sparse)
     sync(reducer, [update])
-    assert update.norm == pytest.approx(25)
+    assert update.norm_value == pytest.approx(25)
     torch.testing.assert_close(gradients(update)[0].to_dense(), torch.tensor([0, 1.4, 0, 0, 4.8, 0]))
 
 
@@ -407,7 +415,7 @@ def test_tied_weights_count_once_in_a_norm() -> None:
         tied[1]: pending(tied[1], torch.tensor([2.0])),
     }
     sync(reducer, list(found.values()))
-    assert [update.norm for update in found.values()] == pytest.approx([5.0] * 3)
+    assert [update.norm_value for update in found.values()] == pytest.approx([5.0] * 3)
     assert [gradients(update)[0].item() for update in found.values()] == pytest.approx([0.6, 0.8, 0.6], rel=1e-5)
     assert torch.equal(gradients(found[tied[0]])[0], gradients(found[tied[1]])[0])
 
@@ -430,7 +438,7 @@ def test_means_come_before_ties_and_ties_before_norms_over_processes() -> None:
             {member},
             sums=GroupSums(
                 {member},
-                {groups[member].name: meetings[groups[member].name].all_reduce for groups in (averages, ties, norms)},
+                {groups[member].name: meetings[groups[member].name].sum() for groups in (averages, ties, norms)},
             ),
             replicas=2,
             clip_norm=norm / 2,
@@ -445,7 +453,7 @@ def test_means_come_before_ties_and_ties_before_norms_over_processes() -> None:
     drive([(syncs[member], update) for member, update in found.items()])
     for update in found.values():
         assert update.loss == 0.5
-        assert update.norm == pytest.approx(norm, rel=1e-6)
+        assert update.norm_value == pytest.approx(norm, rel=1e-6)
         torch.testing.assert_close(gradients(update)[0], total / 2, rtol=1e-5, atol=1e-6)
         assert torch.equal(gradients(update)[0], gradients(found[members[0]])[0])
 
@@ -454,7 +462,7 @@ def test_a_failed_sum_raises_where_the_update_is_awaited() -> None:
     """The second of two sums fails, on an all-reduce thread, where the error would otherwise be lost."""
     mean, tie = Meeting(1), Meeting(1)
     tie.failure = ConnectionError("rank 3 is gone")
-    sums = GroupSums({A}, {"mean": mean.all_reduce, "tie": tie.all_reduce})
+    sums = GroupSums({A}, {"mean": mean.sum(), "tie": tie.sum()})
     reducer = gradient_sync({A}, sums=sums, averages={A: group(A, name="mean")}, ties={A: group(A, name="tie")})
     found = pending(A, torch.ones(2))
     with pytest.raises(ConnectionError, match="rank 3 is gone"):
@@ -483,7 +491,7 @@ def test_all_reduce_threads_end_with_their_sums() -> None:
     """Building one pipeline after another in a process must not leak threads."""
     before = all_reduce_threads()
     meetings = {name: Meeting(1) for name in "abc"}
-    reducer = gradient_sync({A}, sums=GroupSums({A}, {name: meeting.all_reduce for name, meeting in meetings.items()}))
+    reducer = gradient_sync({A}, sums=GroupSums({A}, {name: meeting.sum() for name, meeting in meetings.items()}))
     assert all_reduce_threads() == before + 3
     del reducer
     gc.collect()
@@ -493,9 +501,7 @@ def test_all_reduce_threads_end_with_their_sums() -> None:
 def test_used_all_reduce_threads_end_with_their_sums() -> None:
     """Finished work must hold no reference to its caller."""
     before = all_reduce_threads()
-    reducer = gradient_sync(
-        {A}, sums=GroupSums({A}, {"mean": Meeting(1).all_reduce}), averages={A: group(A, name="mean")}
-    )
+    reducer = gradient_sync({A}, sums=GroupSums({A}, {"mean": Meeting(1).sum()}), averages={A: group(A, name="mean")})
     found = pending(A, torch.ones(2))
     sync(reducer, [found])
     assert all_reduce_threads() == before + 1
@@ -512,7 +518,7 @@ def test_an_all_reduce_thread_may_hold_the_last_reference() -> None:
     def all_reduce(_: Tensor) -> None:
         assert gone.wait(LONG)
 
-    sums = GroupSums({A}, {"mean": all_reduce})
+    sums = GroupSums({A}, {"mean": AllReduce(on_host=all_reduce)})
     future = sums.add(group(A, name="mean"), 0, A, [torch.ones(2)])
     future.add_done_callback(lambda _, sums=sums: None)  # type: ignore[misc]
     del sums, future
@@ -523,7 +529,7 @@ def test_an_all_reduce_thread_may_hold_the_last_reference() -> None:
 
 def test_an_idle_all_reduce_thread_holds_no_gradients() -> None:
     """It may wait for minutes for the next sum, and must not keep the memory of the last one."""
-    sums = GroupSums({A}, {"mean": Meeting(1).all_reduce})
+    sums = GroupSums({A}, {"mean": Meeting(1).sum()})
     part = torch.ones(1000)
     future = sums.add(group(A, name="mean"), 0, A, [part])
     total = result(future)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
+from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, PendingUpdate, Stage
 
 WIDTH, UPDATES = 4, 5
@@ -75,23 +74,27 @@ def test_a_newer_update_never_overtakes_an_older_one() -> None:
     rank's part of mini-batch 1 would be added to other ranks' parts of mini-batch 0."""
     member = (0, 0, 0)
     started: list[tuple[str, int]] = []
-    futures: dict[tuple[str, int], Future[Parts]] = {}
+    futures: dict[tuple[str, int], Sum] = {}
 
     class Sums(GroupSums):
-        def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Future[Parts]:
+        def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Sum:
             started.append((group.name, minibatch))
-            return futures.setdefault((group.name, minibatch), Future())
+            return futures.setdefault((group.name, minibatch), Sum())
 
     groups = {name: {member: Group(name=name, members=(member,))} for name in ("average", "norm")}
     stages: list[Stage] = [
         Average(groups=groups["average"], replicas=2),
-        Norm(groups=groups["norm"], ties={}, limit=1.0, skip=False),
+        Norm(groups=groups["norm"], ties={}, limit=1.0),
     ]
     sync = GradientSync(sums=Sums({member}, {}), stages=stages)
     gradient = torch.ones(3)
     updates = [
         PendingUpdate(
-            member=member, minibatch=number, parameters=[gradient], gradients=[gradient.clone()], loss=0.0, skip=False
+            member=member,
+            minibatch=number,
+            parameters=[gradient],
+            gradients=[gradient.clone()],
+            numbers=torch.zeros(2, dtype=torch.float64),
         )
         for number in range(2)
     ]
@@ -100,7 +103,9 @@ def test_a_newer_update_never_overtakes_an_older_one() -> None:
     older, newer = updates
     assert sync.advance(older) == 0
     for number in range(2):
-        futures["average", number].set_result([gradient.clone(), torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)])
+        futures["average", number].set_result(
+            [torch.ones(1, dtype=torch.float64), gradient.clone(), torch.zeros(2, dtype=torch.float64)]
+        )
     assert sync.advance(newer, older) == 0
     assert sync.advance(older) == 1
     assert sync.advance(newer, older) == 1

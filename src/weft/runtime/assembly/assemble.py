@@ -15,6 +15,7 @@ from weft.runtime.assembly.description import describe_loss, describe_updates, v
 from weft.runtime.assembly.layout import Layout, layout_of
 from weft.runtime.assembly.settings import Settings, check_weights
 from weft.runtime.comm import Collectives, Transport
+from weft.runtime.device import Uploads
 from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
 from weft.runtime.partition import chunk_layers, layered_model
 from weft.runtime.update import cure_for
@@ -64,12 +65,17 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     recompute = settings.recompute_of(schedule.chunks)
     check_weights(program, recompute=recompute, precision=settings.precision)
     cure = cure_for(settings.cure, program)
-    device = resolve.device_for(settings.device)
+    collectives = resolve.collectives_for(settings)
+    device = resolve.device_for(settings.device, whole.state.values(), collectives)
     transport = resolve.transport_for(
-        schedule, settings.replicas, slots=slots, deadline=settings.deadline, device=device
+        schedule,
+        settings.replicas,
+        slots=slots,
+        deadline=settings.deadline,
+        device=device,
+        collectives=collectives,
     )
-    collectives = transport.collectives
-    counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example)
+    counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example, device=device)
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
     compared = {"schedule": write_csv(schedule)} | settings.compared()
     compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}
@@ -86,6 +92,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         seed=settings.seed,
         precision=torch.bfloat16 if settings.precision == "bf16" else None,
         device=device,
+        uploads=Uploads(device),
     )
     local = resolve.local_chunks(schedule, settings.replicas)
     predicts = resolve.prediction_for(program, settings.predict or {})
@@ -106,6 +113,7 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         set(local),
         layout.sets,
         transport.all_reduce,
+        device=device if transport.blocking else None,
         replicas=settings.replicas,
         clip_norm=settings.clip_norm,
         skip_nan=settings.nan == "skip",
@@ -153,4 +161,4 @@ def _driver(
                 telemetry=settings.telemetry or 0,
             )
         )
-    return Blocking(workers[0], transport) if transport.blocking else TurnTaking(workers)
+    return Blocking(workers[0], transport) if transport.blocking else TurnTaking(workers, deadline=settings.deadline)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from weft.runtime.assembly.layout import Holders, Layout
@@ -44,8 +45,8 @@ def build_chunk(
     """Build one chunk on its device."""
     sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict, {(): {}})
     state: dict[str, Place] = {}
+    move_layers(layers, compute.device)
     for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
-        layer.to(compute.device)
         for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
             state |= dict.fromkeys(entry.names, (owner, attribute))
             if entry.trained:
@@ -80,6 +81,18 @@ def build_chunk(
         if predicts is not None:  # every rank refuses an optimizer, even one that predicts nothing
             check_rule(chunk.sets[-1].optimizer, predicts)
     return BuiltChunk(chunk=chunk, holders=sorted(sets), state=state)
+
+
+def move_layers(layers: list[nn.Module], device: torch.device) -> None:
+    """Move layers to a device. What they share stays shared, also on devices where PyTorch makes new parameters."""
+    places = [place for layer in layers for place in named_tensors(layer)]
+    for layer in layers:
+        layer.to(device)
+    moved: dict[int, Tensor] = {}
+    for owner, attribute, tensor in places:
+        first = moved.setdefault(id(tensor), getattr(owner, attribute))
+        if getattr(owner, attribute) is not first:
+            setattr(owner, attribute, first)
 
 
 def _predicts(program: Program, chunk: int) -> bool:

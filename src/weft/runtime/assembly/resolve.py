@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from weft.errors import WeftError
+from weft.runtime.assembly.devices import RankDevice, check_devices, describe_devices, say_once
 from weft.runtime.assembly.settings import Settings
-from weft.runtime.comm import InProcessTransport, ProcessTransport, Transport
+from weft.runtime.comm import Collectives, InProcessTransport, ProcessTransport, Transport
+from weft.runtime.device import choose_device, device_identity, gather_facts, use_device
+from weft.runtime.process import hang_dump, this_rank, watch_parent
 from weft.runtime.update import PredictionOptions
 from weft.schedule import METHODS, Program, Schedule, check_sizes, lower
 from weft.schedule import schedule as named_schedule
+
+DEVICES = "choose their devices"  # purpose of collective calls
 
 
 def _schedule_option(schedule: str | Schedule, predict: Mapping[str, str] | None) -> dict[str, str]:
@@ -95,22 +103,44 @@ def prediction_for(program: Program, predict: Mapping[str, str]) -> PredictionOp
     return PredictionOptions(**{name: predict[name] for name in ("bias", "extrapolation") if name in predict})
 
 
-def device_for(device: str | torch.device | None) -> torch.device:
-    """The device of a rank: the given one, the local rank's GPU where the process group has NCCL, or the CPU."""
-    if device is not None:
-        return torch.device(device)
-    joined = dist.is_available() and dist.is_initialized()
-    if joined and torch.cuda.is_available() and "nccl" in str(dist.get_backend_config()):
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(chosen)
-        return chosen
-    return torch.device("cpu")
+def collectives_for(settings: Settings) -> Collectives:
+    """This process among the ranks. They exchange their devices first: links and sums depend on them."""
+    if dist.is_available() and dist.is_initialized():
+        hang_dump.enable()
+        watch_parent()
+    return Collectives(deadline=settings.deadline)
 
 
-def transport_for(schedule: Schedule, replicas: int, *, slots: int, deadline: float, device: torch.device) -> Transport:
+def device_for(device: str | torch.device | None, tensors: Iterable[Tensor], collectives: Collectives) -> torch.device:
+    """The device of this rank, which becomes the current one; what one rank can't choose, all refuse."""
+
+    def choose() -> RankDevice:
+        choice = choose_device(gather_facts(device, tensors, is_launched=bool(this_rank.name)))
+        return RankDevice(
+            host=socket.gethostname(),
+            device=choice.device,
+            identity=device_identity(torch.device(choice.device)),
+            reason=choice.reason,
+            may_share=choice.may_share,
+        )
+
+    own = collectives.together(choose, purpose=DEVICES)
+    ranks = [RankDevice(**data) for data in collectives.all_gather(asdict(own), purpose=DEVICES)]
+    check_devices(ranks)
+    if collectives.first:
+        for line in describe_devices(ranks):
+            say_once(line)
+    chosen = torch.device(own.device)
+    use_device(chosen)
+    return chosen
+
+
+def transport_for(
+    schedule: Schedule, replicas: int, *, slots: int, deadline: float, device: torch.device, collectives: Collectives
+) -> Transport:
     """Real ranks where there is a process group, virtual ones where there is none."""
     if dist.is_available() and dist.is_initialized():
-        return ProcessTransport(schedule, slots=slots, deadline=deadline, device=device)
+        return ProcessTransport(schedule, slots=slots, deadline=deadline, device=device, collectives=collectives)
     return InProcessTransport(schedule, replicas)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from weft.errors import WeftError
+from weft.runtime.device import check_device
 from weft.runtime.engine import LossFunction
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import Program, Schedule, check_sizes
@@ -91,6 +92,11 @@ def _check_deadline(deadline: Any) -> None:
         raise WeftError(f"deadline is a number of seconds above 0 (got {deadline!r})")
 
 
+def _check_device(device: Any) -> None:
+    if device is not None:
+        check_device(device)
+
+
 def _check_predict(predict: Any) -> None:
     if predict is not None and not isinstance(predict, Mapping):
         raise WeftError(f'predict is a dict, such as {{"versions": "exact"}} (got {predict!r})')
@@ -131,7 +137,7 @@ class Settings:
     deadline: float = _option(60.0, check=_check_deadline)
     cut: Sequence[str] | None = _option(None)
     example: Any = _option(None)
-    device: str | torch.device | None = _option(None)
+    device: str | torch.device | None = _option(None, check=_check_device)
     predict: Mapping[str, Any] | None = _option(None, check=_check_predict, same=True)
     cure: Cure | None = _option(None, same=True)
     telemetry: int | None = _option(None, check=_check_telemetry)

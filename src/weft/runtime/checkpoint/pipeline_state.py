@@ -82,7 +82,7 @@ def _write_chunks(part: Path, assembly: Assembly) -> dict[str, Any]:
         file = part / f"chunk-{number:03}.safetensors"
         places |= {key: [file.name, *form_of(tensor)] for key, tensor in tensors.items()}
         files[file.name] = write_tensors(file, tensors)
-    skipped = {str(worker.number): worker.skipped for worker in assembly.driver.workers}
+    skipped = {str(worker.number): worker.completions.skipped for worker in assembly.driver.workers}
     return {"files": files, "tensors": places, "sets": sets, "skipped": skipped}
 
 
@@ -90,10 +90,11 @@ def _contents(assembly: Assembly, parts: list[Any], extra: Any) -> tuple[dict[st
     """The state that is not tensors, put together from all parts; and the digests of all files."""
     tensors: dict[str, Tensor] = {}
     worker = assembly.driver.workers[0]
+    newest = worker.completions.newest
     about = assembly.schedule.about() | assembly.settings.about()
     state = {
-        "about": {"weft": __version__, "minibatches": worker.begun, "skipped": worker.skipped} | about,
-        "completed": encode(None if worker.completed is None else asdict(worker.completed), "completed", tensors),
+        "about": {"weft": __version__, "minibatches": worker.begun, "skipped": worker.completions.skipped} | about,
+        "completed": encode(None if newest is None else asdict(newest), "completed", tensors),
         "extra": encode(extra, "extra", tensors),
         "model": {name: f"model/{first}" for name, first in _first_names(assembly.layout).items()},
         "tensors": {key: place for part in parts for key, place in part["tensors"].items()},
@@ -174,7 +175,8 @@ def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], N
             install_set()
         for worker in assembly.driver.workers:
             own = state.get("skipped", {}).get(str(worker.number), skipped)
-            worker.resume(begun=begun, skipped=own, completed=last)
+            worker.begun = begun
+            worker.completions.resume(skipped=own, newest=last)
 
     return install, extra
 

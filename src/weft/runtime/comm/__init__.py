@@ -4,7 +4,7 @@ This room knows ranks and messages. What they mean (chunks, versions, updates) b
 """
 
 from weft.runtime.comm.collectives import Collectives
-from weft.runtime.comm.links import LinkError
+from weft.runtime.comm.links import LinkError, link_errors
 from weft.runtime.comm.messages import Key, Message, describe_key, incoming_key, outgoing_key
 from weft.runtime.comm.shared_memory import SHARED_MEMORY_SWITCH
 from weft.runtime.comm.transport import AllReduce, Inbox, InProcessTransport, ProcessTransport, Send, Transport
@@ -23,5 +23,6 @@ __all__ = [
     "Transport",
     "describe_key",
     "incoming_key",
+    "link_errors",
     "outgoing_key",
 ]

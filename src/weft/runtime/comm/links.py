@@ -12,8 +12,9 @@ Descriptions (dtypes, shapes, nesting) are sent once and then referred to by num
 Between ranks of one host that can share memory, tensors that are not small are in a piece of it (`shared_memory.py`),
 and the header names the piece: threads of gloo would copy them twice more, on cores that compute.
 
-With CUDA the header still goes over gloo, since the host reads it; tensors go over a NCCL communicator that belongs to
-the link, so that no other link can block its stream.
+Tensors on a device go over the link's own communicator (`device_links.py`); the header still goes over gloo, since the
+host reads it, and so do tensors on the CPU. Where a device has no such communicator, its tensors are copied to the host
+and back.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from torch import Tensor
 from weft import faults
 from weft.errors import PeerError, RunError, one_line
 from weft.runtime.comm.buffers import ALIGNMENT, DAMAGED, Pool, aligned, check_announced
-from weft.runtime.comm.messages import Message
+from weft.runtime.comm.device_links import DeviceReceiver, DeviceSender
+from weft.runtime.comm.messages import NO_LOSS, Message
 from weft.runtime.comm.shared_memory import Piece, SharedReceiver, SharedSender
+from weft.runtime.device import HostCopy
 from weft.runtime.tree import from_json
 
 # op, chunk, index, loss, number of the description, its bytes, bytes of the message, piece of shared memory, its bytes
@@ -46,7 +49,8 @@ ABORT, LARGE = -1, -2  # instead of an op
 TAG, LARGE_TAG = 0, 1
 MAX_DESCRIPTIONS = 256
 
-Description: TypeAlias = "tuple[Any, ...]"  # skeleton, then (dtype, shape, needs a gradient) of each tensor
+# skeleton, whether the last tensor is the loss, then (dtype, shape, needs a gradient, is on the device) of each tensor
+Description: TypeAlias = "tuple[Any, ...]"
 
 
 class LinkError(RuntimeError):
@@ -57,9 +61,11 @@ class Layout(NamedTuple):
     """A description as its receiver needs it."""
 
     skeleton: Any
-    tensors: list[tuple[torch.dtype, tuple[int, ...], int]]  # dtype, shape, bytes
+    has_loss: bool
+    tensors: list[tuple[torch.dtype, tuple[int, ...], int, bool]]  # dtype, shape, bytes, whether it is on the device
     grads: tuple[bool, ...]
     nbytes: int  # of all tensors, each aligned
+    device_nbytes: int  # of those on the device
 
 
 class SendLink:
@@ -73,10 +79,10 @@ class SendLink:
         slots: int,
         timeout: timedelta,
         shared_sender: SharedSender | None = None,
-        nccl: Any = None,
+        device_sender: DeviceSender | None = None,
     ) -> None:
-        self._group, self._target, self._timeout, self._nccl = group, target, timeout, nccl
-        self._shared_sender = shared_sender
+        self._group, self._target, self._timeout = group, target, timeout
+        self._shared_sender, self.device_sender = shared_sender, device_sender
         self._pool = Pool()
         self._sends: deque[Sequence[Any]] = deque()  # each: works, and the tensors that they send
         self._max_sends = slots + 1
@@ -88,33 +94,39 @@ class SendLink:
 
     @property
     def nbytes(self) -> int:
-        return self._pool.nbytes + (0 if self._shared_sender is None else self._shared_sender.nbytes)
+        senders = [sender for sender in (self._shared_sender, self.device_sender) if sender is not None]
+        return self._pool.nbytes + sum(sender.nbytes for sender in senders)
 
     def send(self, message: Message) -> None:
         """Send without waiting, unless the link is full."""
         while len(self._sends) >= self._max_sends:
             self._finish()
-        tensors = message.tensors
-        number, text = self._describe(message)
-        start = aligned(HEADER.size) + aligned(len(text))
-        sizes = [0 if self._nccl is not None else aligned(tensor.nbytes) for tensor in tensors]
-        piece = self._piece(sum(sizes))
-        size = start + (sum(sizes) if piece is None else 0)
+        tensors = [*message.tensors, message.loss] if isinstance(message.loss, Tensor) else message.tensors
+        number, text = self._describe(message, tensors)
+        on_device = [tensor for tensor in tensors if _is_on_device(tensor)]
+        if on_device and self.device_sender is None:
+            tensors, on_device = self._on_host(tensors), []
+        elif on_device:
+            tensors = [tensor for tensor in tensors if not _is_on_device(tensor)]
+        start, total = aligned(HEADER.size) + aligned(len(text)), _size(tensors)
+        piece = self._piece(total)
+        size = start + (total if piece is None else 0)
         flat = self._pool.acquire(size)
+        loss = NO_LOSS if isinstance(message.loss, Tensor) else message.loss
         shared = (NO_PIECE, 0) if piece is None else (piece.number, piece.size)
-        HEADER.pack_into(flat.numpy().data, 0, *message.key, message.loss, number, len(text), size, *shared)
+        HEADER.pack_into(flat.numpy().data, 0, *message.key, loss, number, len(text), size, *shared)
         if text:
             flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        if self._nccl is None:
-            target, start = (flat, start) if piece is None else (piece.flat, 0)
-            for tensor, tensor_size in zip(tensors, sizes, strict=True):
-                _view(target, start, tensor.nbytes, tensor.dtype, tensor.shape).copy_(tensor.detach())
-                start += tensor_size
+        _write(tensors, *((flat, start) if piece is None else (piece.flat, 0)))
+        if self.device_sender is not None:  # the data first: nobody waits for it, and the header may
+            self.device_sender.send(_size(on_device), lambda flat: _write(on_device, flat, 0))
         self._post(flat, size)
-        if self._nccl is not None:
-            payload = [tensor.detach().contiguous() for tensor in tensors]
-            works = [dist.isend(tensor, self._target, group=self._nccl) for tensor in payload]
-            self._sends[-1] = (*self._sends[-1], *works, *payload)
+
+    def _on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        copy = HostCopy(tensors)
+        with link_errors():
+            copy.wait(self._timeout.total_seconds())
+        return copy.tensors
 
     def _piece(self, size: int) -> Piece | None:
         if self._shared_sender is None or size < FIRST_CAPACITY:
@@ -129,13 +141,16 @@ class SendLink:
         flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         return self._isend(flat, TAG)
 
-    def _describe(self, message: Message) -> tuple[int, bytes]:
+    def _describe(self, message: Message, tensors: Sequence[Tensor]) -> tuple[int, bytes]:
         """The number of a message's description, and its text if the receiver does not know it yet."""
+        has_loss = len(tensors) > len(message.tensors)
+        grads = [*message.grads, False] if has_loss else message.grads
         description = (
             message.skeleton,
+            has_loss,
             *(
-                (str(tensor.dtype)[6:], tuple(tensor.shape), grad)
-                for tensor, grad in zip(message.tensors, message.grads, strict=True)
+                (str(tensor.dtype)[6:], tuple(tensor.shape), grad, _is_on_device(tensor))
+                for tensor, grad in zip(tensors, grads, strict=True)
             ),
         )
         number = self._descriptions.get(description)
@@ -182,10 +197,10 @@ class ReceiveLink:
         slots: int,
         device: torch.device,
         shared_receiver: SharedReceiver | None = None,
-        nccl: Any = None,
+        device_receiver: DeviceReceiver | None = None,
     ) -> None:
-        self._group, self._source, self._device, self._nccl = group, source, device, nccl
-        self._shared_receiver = shared_receiver
+        self._group, self._source, self._device = group, source, device
+        self._shared_receiver, self.device_receiver = shared_receiver, device_receiver
         self._pool = Pool()
         self._capacity = FIRST_CAPACITY
         self._descriptions: dict[int, Layout] = {}
@@ -194,7 +209,8 @@ class ReceiveLink:
 
     @property
     def nbytes(self) -> int:
-        return self._pool.free_bytes + sum(work.flat.nbytes for work in self._posted)
+        on_device = 0 if self.device_receiver is None else self.device_receiver.nbytes
+        return self._pool.free_bytes + sum(work.flat.nbytes for work in self._posted) + on_device
 
     def receive(self, timeout: timedelta) -> Message:
         """Wait for the next message."""
@@ -224,20 +240,23 @@ class ReceiveLink:
         room = size - start
         if piece != NO_PIECE:
             flat, start, room = self._read_piece(piece, piece_size), 0, piece_size
-        if self._nccl is None and layout.nbytes > room:
-            raise self._damaged(f"tensors of {layout.nbytes} bytes in {room}")
-        tensors = []
-        for dtype, shape, nbytes in layout.tensors:
-            if self._nccl is not None:
-                tensor = torch.empty(shape, dtype=dtype, device=self._device)
-                work = dist.irecv(tensor, self._source, group=self._nccl)
-                assert work is not None
-                work.wait()  # the stream waits, not the host
-            else:
-                tensor = _view(flat, start, nbytes, dtype, shape)
-                start += aligned(nbytes)
-            tensors.append(tensor)
-        return Message((op, chunk, index), tensors, layout.skeleton, layout.grads, loss)
+        arrival, needed = None, layout.nbytes
+        if self.device_receiver is not None:
+            arrival = self.device_receiver.receive(layout.device_nbytes)
+            needed -= layout.device_nbytes
+        if needed > room:
+            raise self._damaged(f"tensors of {needed} bytes in {room}")
+        tensors, device_start = [], 0
+        for dtype, shape, nbytes, on_device in layout.tensors:
+            if on_device and arrival is not None:
+                tensors.append(_view(arrival.flat, device_start, nbytes, dtype, shape))
+                device_start += aligned(nbytes)
+                continue
+            tensor = _view(flat, start, nbytes, dtype, shape)
+            tensors.append(tensor.to(self._device) if on_device else tensor)
+            start += aligned(nbytes)
+        value: float | Tensor = tensors.pop() if layout.has_loss else loss
+        return Message((op, chunk, index), tensors, layout.skeleton, layout.grads[: len(tensors)], value, arrival)
 
     def _layout(self, number: int, text: bytes) -> Layout:
         """The description with this number, which a text, if there is one, replaces."""
@@ -290,20 +309,43 @@ class Work:
 def link_errors() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as problem:
+    except (RuntimeError, TimeoutError) as problem:
         raise LinkError(str(problem)) from problem
 
 
 def _read_description(text: bytes) -> Layout:
-    skeleton, *parts = from_json(json.loads(text))
+    skeleton, has_loss, *parts = from_json(json.loads(text))
     tensors = []
-    for name, shape, _ in parts:
+    for name, shape, _, on_device in parts:
         dtype = getattr(torch, name)
         if not isinstance(dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
             raise ValueError(f"no tensor has dtype {name} and shape {shape}")
-        tensors.append((dtype, shape, prod(shape) * dtype.itemsize))
-    grads = tuple(bool(grad) for *_, grad in parts)
-    return Layout(skeleton, tensors, grads, sum(aligned(nbytes) for *_, nbytes in tensors))
+        tensors.append((dtype, shape, prod(shape) * dtype.itemsize, bool(on_device)))
+    if has_loss and not tensors:
+        raise ValueError("a loss, and no tensor")
+    sizes = [(aligned(nbytes), on_device) for *_, nbytes, on_device in tensors]
+    return Layout(
+        skeleton=skeleton,
+        has_loss=bool(has_loss),
+        tensors=tensors,
+        grads=tuple(bool(grad) for _, _, grad, _ in parts),
+        nbytes=sum(size for size, _ in sizes),
+        device_nbytes=sum(size for size, on_device in sizes if on_device),
+    )
+
+
+def _is_on_device(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
+
+
+def _size(tensors: Sequence[Tensor]) -> int:
+    return sum(aligned(tensor.nbytes) for tensor in tensors)
+
+
+def _write(tensors: Sequence[Tensor], flat: Tensor, start: int) -> None:
+    for tensor in tensors:
+        _view(flat, start, tensor.nbytes, tensor.dtype, tensor.shape).copy_(tensor.detach())
+        start += aligned(tensor.nbytes)
 
 
 def _view(flat: Tensor, start: int, nbytes: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

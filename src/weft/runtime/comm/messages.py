@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from weft.runtime.comm.device_links import Arrival
 from weft.runtime.tree import Skeleton, flatten, unflatten
 from weft.schedule import Op, Step
 
@@ -25,10 +26,11 @@ class Message:
     tensors: list[Tensor]
     skeleton: Skeleton
     grads: Sequence[bool]  # for each tensor: whether the sender needs its gradient
-    loss: float = NO_LOSS  # on the way back: the micro-batch's loss, so that every rank gets it
+    loss: float | Tensor = NO_LOSS  # on the way back: the micro-batch's loss, so that every rank gets it
+    arrival: Arrival | None = None  # of the tensors, if they are still on their way
 
     @staticmethod
-    def pack(key: Key, value: Any, *, grads: Sequence[bool] | None = None, loss: float = NO_LOSS) -> Message:
+    def pack(key: Key, value: Any, *, grads: Sequence[bool] | None = None, loss: float | Tensor = NO_LOSS) -> Message:
         tensors, skeleton = flatten(value)
         return Message(key, tensors, skeleton, [False] * len(tensors) if grads is None else grads, loss)
 
@@ -41,7 +43,12 @@ class Message:
         return Message(self.key, tensors, self.skeleton, self.grads, self.loss)
 
     def unpack(self) -> Any:
-        """The tree; tensors whose gradient the sender needs are leaves of the receiver's autograd graph."""
+        """The tree; tensors whose gradient the sender needs are leaves of the receiver's autograd graph.
+
+        The current stream waits for their arrival.
+        """
+        if self.arrival is not None:
+            self.arrival.wait()
         tensors = [tensor.detach().requires_grad_(grad) for tensor, grad in zip(self.tensors, self.grads, strict=True)]
         return unflatten(self.skeleton, tensors)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from time import monotonic_ns
 from typing import Protocol, TypeAlias
@@ -17,16 +19,25 @@ from torch import Tensor
 from weft.errors import RunError, one_line
 from weft.runtime.comm import shared_memory
 from weft.runtime.comm.collectives import Collectives
+from weft.runtime.comm.device_links import DeviceReceiver, DeviceSender
 from weft.runtime.comm.links import LinkError, ReceiveLink, SendLink, link_errors
 from weft.runtime.comm.messages import Key, Message
-from weft.runtime.process import hang_dump, watch_parent
+from weft.runtime.device import backend_for, mark, new_stream, on_stream, wait_for_mark
 from weft.schedule import Op, Schedule
 
 Inbox: TypeAlias = "dict[Key, Message]"  # of one rank: messages that no action has taken yet
 Send: TypeAlias = Callable[[int, Message], None]  # to a rank of the same replica
-AllReduce: TypeAlias = Callable[[Tensor], None]  # adds up a tensor over processes, in place
-
+DEVICE_TIMEOUT = 1e7  # seconds, for operations of devices; weft's own deadlines are shorter, and name what is late
 GRACE = 500_000_000  # nanoseconds for the news of a failure to reach the neighbours
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """Adds up tensors over some processes, in place."""
+
+    on_host: Callable[[Tensor], None]  # blocks; LinkError if another rank has died, or is late
+    on_device: Callable[[Tensor], torch.Event | None] | None = None  # returns at once; the sum is there at the mark
+    deadline: float = math.inf  # seconds in which a device must have computed what is added on the host
 
 
 class Transport(Protocol):
@@ -46,14 +57,20 @@ class Transport(Protocol):
     def receive(self, source: int, awaited: str) -> None:
         """Block until the next message of a rank of the same replica is in the inbox; for `blocking` ones only."""
 
-    def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
+    def all_reduce(self, ranks: Sequence[int], *, on_device: bool) -> AllReduce | None:
         """A sum over some ranks, None if this process has none of them; all processes ask, in the same order.
 
-        It raises LinkError if another rank has died, or is late.
+        `on_device`: tensors of devices are added there, if the device has a backend for that.
         """
 
+    def settle(self) -> None:
+        """Every rank has taken all messages: leave nothing under way. Every process calls it."""
+
+    def idle(self) -> bool:
+        """Whether all that was sent from a device has been received."""
+
     def abort(self, reason: str) -> bool:
-        """Notify other processes that this one can't go on; False if there are none."""
+        """Notify other processes that this one can't go on, and end what devices wait for; False if there are none."""
 
     def close(self) -> None:
         """Close all connections; every process calls it."""
@@ -87,8 +104,14 @@ class InProcessTransport:
     def receive(self, source: int, awaited: str) -> None:
         raise AssertionError(f"virtual ranks take turns; none may block for {awaited}")
 
-    def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
+    def all_reduce(self, ranks: Sequence[int], *, on_device: bool) -> AllReduce | None:
         return None
+
+    def settle(self) -> None:
+        pass
+
+    def idle(self) -> bool:
+        return True
 
     def abort(self, reason: str) -> bool:
         return False
@@ -105,12 +128,15 @@ class ProcessTransport:
 
     blocking = True
 
-    def __init__(self, schedule: Schedule, *, slots: int, deadline: float, device: torch.device) -> None:
-        hang_dump.enable()
-        watch_parent()
-        self.collectives = Collectives(deadline=deadline)
+    def __init__(
+        self, schedule: Schedule, *, slots: int, deadline: float, device: torch.device, collectives: Collectives
+    ) -> None:
+        self.collectives = collectives
         self._stages, self._rank = schedule.stages, self.collectives.rank
         self.deadline, self._deadline, self._device = deadline, timedelta(seconds=deadline), device
+        self._backend = backend_for(device)
+        self._device_groups: list[dist.ProcessGroup] = []
+        self._abort_device_groups = weakref.finalize(self, _abort, self._device_groups)
         self._lines = self.collectives.new_group(range(self.collectives.world))
         self._inbox: Inbox = {}
         now = monotonic_ns()
@@ -129,40 +155,59 @@ class ProcessTransport:
             return self.collectives.all_gather(readable, purpose=purpose)
 
     def _connect(self, schedule: Schedule, slots: int, readable: list[list[int]]) -> None:
-        pairs = [(a, b) for a, b in zip(schedule.placement, schedule.placement[1:], strict=False) if a != b]
-        edges = sorted({*pairs, *((b, a) for a, b in pairs)})
+        hops = [(a, b) for a, b in zip(schedule.placement, schedule.placement[1:], strict=False) if a != b]
+        messages = Counter([*hops, *((b, a) for a, b in hops)])  # of one micro-batch, by source and target
         self._outgoing: dict[int, SendLink] = {}
         self._incoming: dict[int, ReceiveLink] = {}
         for first in range(0, self.collectives.world, self._stages):
-            for a, b in edges:
-                source, target = first + a, first + b
-                nccl = self._new_nccl_group(source, target) if self._device.type == "cuda" else None
-                shares = nccl is None and source in readable[target]
-                if self._rank == source:
-                    shared_sender = shared_memory.SharedSender() if shares else None
-                    self._outgoing[b] = SendLink(
-                        self._lines, target, slots=slots, timeout=self._deadline, shared_sender=shared_sender, nccl=nccl
-                    )
-                if self._rank == target:
-                    pid = self.collectives.peers[source][1]
-                    shared_receiver = shared_memory.SharedReceiver(pid) if shares else None
-                    self._incoming[a] = ReceiveLink(
-                        self._lines,
-                        source,
-                        slots=slots,
-                        device=self._device,
-                        shared_receiver=shared_receiver,
-                        nccl=nccl,
-                    )
+            for a, b in sorted(messages):
+                self._connect_pair(first, a, b, slots, messages[a, b] * schedule.microbatches, readable)
 
-    def _new_nccl_group(self, source: int, target: int) -> dist.ProcessGroup:
-        """A communicator of two ranks, used once here: later, two ranks could each wait for the other's first use."""
-        group = self.collectives.new_group([source, target], "nccl")
-        token = torch.zeros(1, device=self._device)
+    def _connect_pair(
+        self, first: int, a: int, b: int, slots: int, period: int, readable: Sequence[Sequence[int]]
+    ) -> None:
+        """One link, from rank `a` to rank `b` of the replica whose first rank is `first`."""
+        source, target = first + a, first + b
+        group = self._device_group([source, target])
+        if group is not None and self._rank in (source, target):
+            token = torch.zeros(1, device=self._device)
+            dist.send(token, target, group=group) if self._rank == source else dist.recv(token, source, group=group)
+        shares = group is None and source in readable[target]
         if self._rank == source:
-            dist.send(token, target, group=group)
-        elif self._rank == target:
-            dist.recv(token, source, group=group)
+            self._outgoing[b] = SendLink(
+                self._lines,
+                target,
+                slots=slots,
+                timeout=self._deadline,
+                shared_sender=shared_memory.SharedSender() if shares else None,
+                device_sender=None
+                if group is None
+                else DeviceSender(group, target, device=self._device, period=period),
+            )
+        if self._rank == target:
+            pid = self.collectives.peers[source][1]
+            self._incoming[a] = ReceiveLink(
+                self._lines,
+                source,
+                slots=slots,
+                device=self._device,
+                shared_receiver=shared_memory.SharedReceiver(pid) if shares else None,
+                device_receiver=None
+                if group is None
+                else DeviceReceiver(group, source, device=self._device, period=period),
+            )
+
+    def _device_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """A communicator between the devices of some ranks; None if they have none.
+
+        The caller uses it once at the start: later, two ranks could each wait for the other's first use. Its own
+        timeout must not count, because it would count a pause of the user's too, and would end the process.
+        """
+        if self._backend is None:
+            return None
+        group = self.collectives.new_group(ranks, self._backend, timeout=DEVICE_TIMEOUT)
+        if self._rank in ranks:
+            self._device_groups.append(group)
         return group
 
     def inbox(self, rank: int) -> Inbox:
@@ -189,22 +234,50 @@ class ProcessTransport:
             raise RunError(f"rank {self._rank} could not receive {awaited}: {one_line(problem)}") from problem
         self._inbox[message.key] = message
 
-    def all_reduce(self, ranks: Sequence[int]) -> AllReduce | None:
-        cuda = self._device.type == "cuda"
-        group = self.collectives.new_group(ranks, "cpu:gloo,cuda:nccl" if cuda else "gloo")
+    def all_reduce(self, ranks: Sequence[int], *, on_device: bool) -> AllReduce | None:
+        group = self.collectives.new_group(ranks)
+        device_group = self._device_group(ranks) if on_device else None
+        if self._rank not in ranks:
+            return None
+        if device_group is not None:
+            dist.all_reduce(torch.zeros(1, device=self._device), group=device_group)
 
-        def add_up(tensor: Tensor) -> None:
+        def add_on_host(tensor: Tensor) -> None:
             with link_errors():
                 dist.all_reduce(tensor, group=group)
 
-        if self._rank not in ranks:
-            return None
-        if cuda:
-            add_up(torch.zeros(1, device=self._device))  # creates the communicators in the same order everywhere
-        return add_up
+        stream = new_stream(self._device)  # of the communicator: nothing else waits for the other ranks
+
+        def add_on_device(tensor: Tensor) -> torch.Event | None:
+            written = mark(self._device)
+            with on_stream(stream):
+                wait_for_mark(written, self._device)
+                work = dist.all_reduce(tensor, group=device_group, async_op=True)
+                assert work is not None
+                work.wait()  # the stream waits, not the host
+                return mark(self._device)
+
+        return AllReduce(
+            on_host=add_on_host, on_device=None if device_group is None else add_on_device, deadline=self.deadline
+        )
+
+    def settle(self) -> None:
+        for outgoing in self._outgoing.values():
+            if outgoing.device_sender is not None:
+                outgoing.device_sender.settle()
+        for incoming in self._incoming.values():
+            if incoming.device_receiver is not None:
+                incoming.device_receiver.settle()
+
+    def idle(self) -> bool:
+        senders = (link.device_sender for link in self._outgoing.values())
+        return all(sender is None or sender.idle for sender in senders)
 
     def abort(self, reason: str) -> bool:
-        """Notify the neighbours, so that they stop with the cause in their message."""
+        """Notify the neighbours, so that they stop with the cause in their message.
+
+        An operation of a device waits for its peer for ever, and the device with it. So communicators are aborted.
+        """
         end = monotonic_ns() + GRACE
         works = []
         for link in self._outgoing.values():
@@ -213,14 +286,24 @@ class ProcessTransport:
         for work in works:
             with contextlib.suppress(RuntimeError):
                 work.wait(timedelta(microseconds=max(1000, (end - monotonic_ns()) // 1000)))
+        self._abort_device_groups()
         return True
 
     def close(self) -> None:
         self.collectives.barrier(purpose="close the pipeline")
         self._outgoing.clear()
         self._incoming.clear()
+        self._device_groups.clear()  # nothing is under way: they are closed in order
         self.collectives.close()
 
     def nbytes(self) -> int:
         sending = sum(link.nbytes for link in self._outgoing.values())
         return sending + sum(link.nbytes for link in self._incoming.values())
+
+
+def _abort(groups: list[dist.ProcessGroup]) -> None:
+    """End all operations of communicators: one that waits for a peer would keep device and process for ever."""
+    for group in groups:
+        with contextlib.suppress(RuntimeError):  # it is gone
+            group.abort()
+    groups.clear()

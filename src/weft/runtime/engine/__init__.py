@@ -4,11 +4,12 @@ This room knows actions, not methods: the lowered schedule says which weights a 
 """
 
 from weft.runtime.engine.chunk import Chunk, ComputeSettings, LossFunction
+from weft.runtime.engine.completions import Completed
 from weft.runtime.engine.driver import Blocking, Driver, TurnTaking, Work
 from weft.runtime.engine.evaluation import Outputs, Scores, evaluate
 from weft.runtime.engine.feeding import feed
 from weft.runtime.engine.randomness import Seeds
-from weft.runtime.engine.worker import Completed, Worker
+from weft.runtime.engine.worker import Worker
 
 __all__ = [
     "Blocking",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from weft.errors import WeftError
+from weft.runtime.device import HostCopy, Uploads
 from weft.runtime.engine.randomness import Seeds, mix
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
@@ -34,6 +35,7 @@ class ComputeSettings:
     seed: int
     precision: torch.dtype | None
     device: torch.device
+    uploads: Uploads
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.precision is None:
@@ -53,7 +55,7 @@ class InFlight:
     buffers: dict[Place, Tensor] = field(default_factory=dict)  # as the forward found those that it changed
     inputs: list[Tensor] = field(default_factory=list)  # leaves of the graph whose gradients the previous chunk needs
     outputs: list[Tensor] = field(default_factory=list)  # roots of the graph
-    loss: float = float("nan")
+    loss: float | Tensor = float("nan")
     nbytes: int = 0  # that it holds
     rebuilt: int = 0  # that it holds beyond those while its backward runs, after a recompute
     split: SplitBackward | None = None
@@ -115,7 +117,7 @@ class Chunk:
             in_flight.given = in_flight.target = None
         in_flight.nbytes, in_flight.rebuilt = self._known[shapes].held, self._known[shapes].rebuilt
         if self.last:
-            in_flight.loss = output.item()
+            in_flight.loss = output.item() if output.device.type == "cpu" else output.detach()
         self.in_flight[index] = in_flight
         return output, wants
 
@@ -185,10 +187,11 @@ class Chunk:
         return self._layers_of(InFlight(minibatch=-1, microbatch=0, target=None, given=given))
 
     @torch.no_grad()
-    def score(self, output: Any, target: Any, metrics: Sequence[LossFunction]) -> list[float]:
+    def score(self, output: Any, target: Any, metrics: Sequence[LossFunction]) -> HostCopy:
         """The loss of an output, and its metrics."""
         in_flight = InFlight(minibatch=-1, microbatch=0, target=target, given=None)
-        return [self._loss(output, in_flight).item(), *(float(metric(output, target)) for metric in metrics)]
+        scores = [self._loss(output, in_flight), *(metric(output, target) for metric in metrics)]
+        return HostCopy([score if isinstance(score, Tensor) else torch.tensor(float(score)) for score in scores])
 
     # Backward
 
@@ -297,10 +300,14 @@ class Chunk:
 def _move_gradients(found: list[Leaves], to: list[Leaves]) -> None:
     """A layer that has a backward of its own (a reentrant checkpoint) leaves gradients at the weights installed."""
     pairs = [pair for leaves in zip(found, to, strict=True) for pair in zip(*leaves, strict=True)]
-    for leaf, home in pairs:
-        if leaf is not home and leaf.grad is not None:
-            home.grad = leaf.grad if home.grad is None else home.grad + leaf.grad
-            leaf.grad = None
+    moved = [(leaf, home) for leaf, home in pairs if leaf is not home and leaf.grad is not None]
+    both = [(home, home.grad, leaf.grad) for leaf, home in moved if home.grad is not None and leaf.grad is not None]
+    for leaf, home in moved:
+        home.grad, leaf.grad = leaf.grad, None
+    if both:
+        homes, first, second = zip(*both, strict=True)
+        for home, total in zip(homes, torch._foreach_add(first, second), strict=True):
+            home.grad = total
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:

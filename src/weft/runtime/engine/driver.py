@@ -3,12 +3,16 @@
 A worker is the same on virtual and on real ranks. Virtual ranks take turns: each runs until it has to wait for another
 one. A real rank blocks. While it waits for a message, it still advances gradient syncs that have stages left, or two
 ranks could wait for each other: one for a message, the other for its part of the next sum.
+
+Nothing here blocks in a call of a device, which no deadline could end: while a worker waits for its device, the driver
+lets it look again and again.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias
@@ -17,10 +21,13 @@ import torch
 
 from weft.errors import RunError
 from weft.runtime.comm import LinkError, Transport
+from weft.runtime.device import device_index
 from weft.runtime.engine.waiting import Wait, Waits
 from weft.runtime.engine.worker import Worker
 
 Work: TypeAlias = Callable[[Worker], Waits]
+
+FIRST_PAUSE, LONGEST_PAUSE = 2e-5, 1e-3  # seconds between two looks at a device
 
 
 class Driver(Protocol):
@@ -36,12 +43,14 @@ class Driver(Protocol):
 class TurnTaking:
     """Drives the workers of virtual ranks."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[Worker], *, deadline: float) -> None:
         self.workers = list(workers)
+        self._deadline = deadline
 
     def run(self, work: Work) -> None:
         running = {worker.number: work(worker) for worker in self.workers}
         before: dict[int, Wait | None] = {}
+        looks = _Looks(self._deadline)
         while running:
             waits = {number: next(generator, None) for number, generator in running.items()}
             for worker in self.workers:
@@ -49,7 +58,10 @@ class TurnTaking:
             running = {number: running[number] for number, wait in waits.items() if wait is not None}
             if running and waits == before:
                 stuck = ", ".join(f"rank {number} for {waits[number]}" for number in running)
-                raise RunError(f"no rank can go on: {stuck}")
+                if not any(wait is not None and wait.for_device for wait in waits.values()):
+                    raise RunError(f"no rank can go on: {stuck}")
+                if looks.are_over(waits):
+                    raise RunError(f"no rank could go on for {self._deadline:g} s: {stuck}")
             before = waits
 
 
@@ -61,9 +73,12 @@ class Blocking:
         self._worker, self._transport = worker, transport
 
     def run(self, work: Work) -> None:
+        looks = _Looks(self._transport.deadline)
         try:
             for wait in work(self._worker):
-                if wait.for_gradients:
+                if wait.for_device or (wait.for_gradients and self._worker.awaits_device()):
+                    self._look_again(looks, wait)
+                elif wait.for_gradients:
                     self._wait_for_any([], wait, deadline=self._transport.deadline)
                 elif self._worker.has_stages_to_start():
                     self._receive_and_advance(wait)
@@ -74,35 +89,63 @@ class Blocking:
             raise
 
     def _receive_and_advance(self, wait: Wait) -> None:
-        received = _in_thread(lambda: self._transport.receive(wait.source, str(wait)))
+        received = _in_thread(lambda: self._transport.receive(wait.source, str(wait)), self._worker.device)
         while not received.done():
             self._wait_for_any([received], wait, deadline=None)  # receive has its own
             self._worker.advance()
         received.result()
 
+    def _look_again(self, looks: _Looks, wait: Wait) -> None:
+        """Pause, before the worker looks at its device again; raises if a sum failed, or after the deadline."""
+        try:
+            if looks.are_over(wait):
+                raise concurrent.futures.TimeoutError
+            self._worker.check_sums()
+        except (concurrent.futures.TimeoutError, LinkError) as problem:
+            self._transport.collectives.fail(problem, str(wait))
+
     def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait, *, deadline: float | None) -> None:
         """Block until one of these or a gradient sum is done; raises if one failed, or none was done in time."""
         under_way = [*futures, *self._worker.sums_under_way()]
+        looks = self._worker.awaits_device()  # the worker has to look at it, again and again
+        deadline = LONGEST_PAUSE if looks else deadline
         done, _ = concurrent.futures.wait(under_way, timeout=deadline, return_when=concurrent.futures.FIRST_COMPLETED)
         for future in futures:
             if future in done:
                 future.result()
         try:
-            if not done:
+            if not done and not looks:
                 raise concurrent.futures.TimeoutError
             self._worker.check_sums()
         except (concurrent.futures.TimeoutError, LinkError) as problem:
             self._transport.collectives.fail(problem, str(wait))
 
 
-def _in_thread(function: Callable[[], None]) -> Future[Any]:
-    """Run a function in a thread, on the caller's CUDA stream if there is one."""
+class _Looks:
+    """Pauses between looks at a device, longer and longer, until a deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._awaited: object = None
+        self._since, self._pause = 0.0, FIRST_PAUSE
+
+    def are_over(self, awaited: object) -> bool:
+        """Pause; whether the same has been awaited for longer than the deadline."""
+        now = time.monotonic()
+        if awaited != self._awaited:
+            self._awaited, self._since, self._pause = awaited, now, FIRST_PAUSE
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        return now - self._since > self._deadline
+
+
+def _in_thread(function: Callable[[], None], device: torch.device) -> Future[Any]:
+    """Run a function in a thread, with the rank's device as the current one."""
     future: Future[Any] = Future()
-    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     def run() -> None:
         try:
-            with torch.cuda.stream(stream):  # None changes nothing
+            with device_index(device):
                 future.set_result(function())  # type: ignore[func-returns-value]
         except BaseException as problem:
             future.set_exception(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.runtime.comm import Collectives, Message, incoming_key, outgoing_key
+from weft.runtime.device import HostCopy
 from weft.runtime.engine.chunk import Chunk, LossFunction
 from weft.runtime.engine.waiting import Waits
 from weft.runtime.engine.worker import Worker
@@ -56,15 +58,27 @@ class Scores:
     def __init__(self, metrics: Mapping[str, LossFunction]) -> None:
         self._metrics = metrics
         self._sums = [0.0] * (len(metrics) + 2)  # loss, metrics, samples
+        self._unread: deque[tuple[HostCopy, int]] = deque()  # scores of a micro-batch, and its samples
 
     def add(self, chunk: Chunk, microbatch: int, output: Any, target: Any) -> None:
         samples = batch_size(target, what="targets")
-        for place, value in enumerate(chunk.score(output, target, list(self._metrics.values()))):
-            self._sums[place] += value * samples
-        self._sums[-1] += samples
+        self._unread.append((chunk.score(output, target, list(self._metrics.values())), samples))
+
+    def read(self, most: int = 0) -> bool:
+        """Read scores until at most this many are left; False: a device has not computed them yet."""
+        while len(self._unread) > most:
+            scores, samples = self._unread[0]
+            if not scores.ready:
+                return False
+            self._unread.popleft()
+            for place, value in enumerate(scores.numbers()):
+                self._sums[place] += value * samples
+            self._sums[-1] += samples
+        return True
 
     def means(self, collectives: Collectives) -> dict[str, float]:
-        """The means over the samples of all ranks; every process asks."""
+        """The means over the samples of all ranks, after all scores were read; every process asks."""
+        assert not self._unread
         gathered = collectives.all_gather(self._sums, purpose="add up an evaluation")
         *totals, samples = (sum(values) for values in zip(*gathered, strict=True))
         if not samples:
@@ -77,17 +91,22 @@ class Outputs:
     """The outputs of a batch by micro-batch, collected where they are computed."""
 
     def __init__(self) -> None:
-        self._outputs: dict[int, Tensor] = {}
+        self._outputs: dict[int, HostCopy] = {}
 
     def add(self, chunk: Chunk, microbatch: int, output: Any, target: Any) -> None:
         if not isinstance(output, Tensor):
             raise WeftError(f"predict is for models whose output is one tensor (got {type(output).__name__})")
-        self._outputs[microbatch] = output.detach().cpu()
+        self._outputs[microbatch] = HostCopy([output.detach()])
+
+    def are_there(self) -> bool:
+        """Whether a device has computed all of them."""
+        return all(output.ready for output in self._outputs.values())
 
     def gathered(self, collectives: Collectives, schedule: Schedule) -> Tensor:
         """The outputs of all ranks in one tensor, on every rank; every process asks."""
         purpose = "gather predictions"
-        outputs, last = dict(self._outputs), schedule.placement[-1]
+        outputs = {number: copy.tensors[0] for number, copy in self._outputs.items()}
+        last = schedule.placement[-1]
         own = [
             [number, list(output.shape), str(output.dtype).removeprefix("torch.")] for number, output in outputs.items()
         ]

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from weft.errors import WeftError
+from weft.runtime.device import Uploads
 from weft.runtime.engine.worker import Worker
-from weft.runtime.tree import batch_size, map_tensors, pieces
+from weft.runtime.tree import batch_size, flatten, pieces, unflatten
 
 
 def feed(
@@ -21,7 +19,7 @@ def feed(
     *,
     first: int,
     replicas: int,
-    device: torch.device,
+    uploads: Uploads,
     even: bool,
     with_targets: bool = True,
 ) -> None:
@@ -31,17 +29,17 @@ def feed(
     """
     schedule = workers[0].schedule
     m, last = schedule.microbatches, schedule.chunks - 1
-    cut = partial(_cut, workers, parts=m, replicas=replicas, device=device, even=even)
+    cut = partial(_cut, workers, parts=m, replicas=replicas, uploads=uploads, even=even)
     input_pieces = cut(inputs, 0, "inputs")
-    target_pieces = cut(targets, last, "targets") if with_targets else []
+    target_pieces = cut(targets, last, "targets") if with_targets else {}
     if input_pieces and target_pieces:
         _check_pair(inputs, targets)
     for worker in workers:
-        own, numbers = slice(worker.replica * m, worker.replica * m + m), range(first, first + m)
+        numbers = range(first, first + m)
         if 0 in worker.chunks and input_pieces:
-            worker.inputs.update(zip(numbers, input_pieces[own], strict=True))
+            worker.inputs.update(zip(numbers, input_pieces[worker.replica], strict=True))
         if last in worker.chunks and target_pieces:
-            worker.targets.update(zip(numbers, target_pieces[own], strict=True))
+            worker.targets.update(zip(numbers, target_pieces[worker.replica], strict=True))
 
 
 def _cut(
@@ -52,15 +50,15 @@ def _cut(
     *,
     parts: int,
     replicas: int,
-    device: torch.device,
+    uploads: Uploads,
     even: bool,
-) -> list[Any]:
-    """The micro-batches of inputs or targets, for all replicas, if this process holds the chunk that needs them."""
-    holders = [worker.number for worker in workers if chunk in worker.chunks]
+) -> dict[int, list[Any]]:
+    """The micro-batches of inputs or targets, by replica, where this process holds the chunk that needs them."""
+    holders = [worker for worker in workers if chunk in worker.chunks]
     if not holders:
-        return []
+        return {}
     if given is None:
-        raise WeftError(f"rank {holders[0]} holds chunk {chunk} and needs {what} (got None)")
+        raise WeftError(f"rank {holders[0].number} holds chunk {chunk} and needs {what} (got None)")
     samples = batch_size(given, what=what)
     if even and (samples == 0 or samples % (parts * replicas)):
         cut = f"{parts} micro-batches" + (f" x {replicas} replicas" if replicas > 1 else "")
@@ -70,8 +68,17 @@ def _cut(
         )
     # Asynchronous pipelines still read a batch in later steps, when the caller may have overwritten it.
     copy = workers[0].programs[0].drain > 0 and even
-    move = partial(Tensor.to, device=device, copy=copy)
-    return [map_tensors(lambda tensor: move(tensor.detach()), piece) for piece in pieces(given, parts * replicas)]
+    cut_pieces = pieces(given, parts * replicas)
+    return {
+        worker.replica: _moved(cut_pieces[worker.replica * parts :][:parts], uploads, copy=copy) for worker in holders
+    }
+
+
+def _moved(microbatches: Sequence[Any], uploads: Uploads, *, copy: bool) -> list[Any]:
+    """Micro-batches of one replica, on its device."""
+    flat = [flatten(microbatch) for microbatch in microbatches]
+    moved = iter(uploads.move([tensor for tensors, _ in flat for tensor in tensors], copy=copy))
+    return [unflatten(skeleton, [next(moved) for _ in tensors]) for tensors, skeleton in flat]
 
 
 def _check_pair(inputs: Any, targets: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from weft.schedule import Op, Step
+from weft.schedule import Action, Op, Step
 from weft.simulate import CATEGORIES
 
 WINDOW = 64  # the last cycles, kept for a timeline
@@ -37,14 +37,17 @@ class Meter:
         self.cycles.append([])
         self._last = monotonic_ns()
 
-    def start(self) -> int:
-        """An action starts; the time since the end of the previous one was waiting."""
+    def start(self, action: Action | None = None) -> Any:
+        """An action starts, or a delayed update; the time since the end of the previous one was waiting.
+
+        Returns its moment, for the call at its end.
+        """
         now = monotonic_ns()
         self.waiting += now - self._last
         self._last = now
         return now
 
-    def end(self, step: Step, start: int) -> None:
+    def end(self, step: Step, start: Any) -> None:
         now = monotonic_ns()
         if step.action.op == Op.U:
             self.updating += now - start
@@ -54,7 +57,7 @@ class Meter:
         self._last = now
         self.cycles[-1].append((step, start, now))
 
-    def end_delayed_update(self, start: int) -> None:
+    def end_delayed_update(self, start: Any) -> None:
         """An update that was postponed is done."""
         self._last = monotonic_ns()
         self.updating += self._last - start
@@ -68,6 +71,9 @@ class Meter:
         now = monotonic_ns()
         self.waiting += now - self._last
         self._last = now
+
+    def read(self) -> None:
+        """Bring the figures up to date, without waiting for what is not known yet."""
 
     def set_bytes(self, **bytes_held: int) -> None:
         """The bytes that are held now, by category."""

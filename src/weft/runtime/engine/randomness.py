@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from weft.runtime.device import device_generator
+
 _MASK = (1 << 64) - 1
 
 
@@ -25,11 +27,9 @@ class Seeds:
     """The random generators of a device: seed them, and restore their state afterwards."""
 
     def __init__(self, device: torch.device) -> None:
-        self._generators = [torch.default_generator]
-        if device.type == "cuda":
-            torch.empty(0, device=device)  # CUDA has no generators before its first use
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._generators.append(torch.cuda.default_generators[index])
+        self._generators = [device_generator(torch.device("cpu"))]  # layers may draw on the host, too
+        if device.type != "cpu":
+            self._generators.append(device_generator(device))
         self._saved: list[torch.Tensor] = []
 
     def save(self) -> None:

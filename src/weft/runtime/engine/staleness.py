@@ -7,13 +7,15 @@ to the weights that the gradient is applied to.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from weft.runtime.device import HostCopy
+from weft.runtime.tensors import as_real, by_kind, copies_of
 
 MAX_SAMPLES = 4096  # of a chunk; older ones are dropped
 
@@ -28,8 +30,17 @@ class Staleness:
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self.samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
+        self._measured: deque[tuple[int, HostCopy]] = deque(maxlen=MAX_SAMPLES)
         self._copies: dict[int, _Copies] = {}
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """Those that the host knows; on a device, the newest may not be there yet."""
+        return [
+            {"minibatch": minibatch} | dict(zip(("predicted", "stale"), distances.numbers(), strict=True))
+            for minibatch, distances in self._measured
+            if distances.ready
+        ]
 
     def due(self, minibatch: int) -> bool:
         return self.every > 0 and minibatch % self.every == 0
@@ -43,9 +54,8 @@ class Staleness:
     @torch.no_grad()
     def sample(self, minibatch: int, read: Sequence[Tensor], stale: Sequence[Tensor]) -> None:
         """Copy the weights that a mini-batch's first forward reads, and the version that they come from."""
-        read_copies = [tensor.clone() for tensor in read]
-        stale_copies = read_copies if read is stale else [tensor.clone() for tensor in stale]
-        self._copies[minibatch] = _Copies(read_copies, stale_copies)
+        read_copies = copies_of(read)
+        self._copies[minibatch] = _Copies(read_copies, read_copies if read is stale else copies_of(stale))
 
     @torch.no_grad()
     def measure(self, minibatch: int, live: Sequence[Tensor]) -> None:
@@ -54,10 +64,13 @@ class Staleness:
         if copies is not None:
             predicted = distance(copies.read, live)
             stale = predicted if copies.stale is copies.read else distance(copies.stale, live)
-            self.samples.append({"minibatch": minibatch, "predicted": predicted, "stale": stale})
+            self._measured.append((minibatch, HostCopy([predicted, stale])))
 
 
-def distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """The norm of the difference of two lists of tensors."""
-    pairs = zip(first, second, strict=True)
-    return math.hypot(*[float(torch.linalg.vector_norm((left - right).abs().float())) for left, right in pairs])
+def distance(copies: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The norm of the difference of two lists of tensors, one number on their device; overwrites the copies."""
+    norms: list[Tensor] = []
+    for kept, now in by_kind(copies, weights):
+        torch._foreach_sub_(kept, now)
+        norms += torch._foreach_norm([as_real(difference).float() for difference in kept])
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())

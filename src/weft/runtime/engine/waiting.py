@@ -8,10 +8,11 @@ from typing import NamedTuple, TypeAlias
 from weft.runtime.comm import Key, describe_key
 
 GRADIENTS = -1  # instead of a source: other ranks' parts of a gradient sum
+DEVICE = -2  # instead of a source: what this rank's device has not computed yet
 
 
 class Wait(NamedTuple):
-    """A message of another rank of the replica, or other ranks' gradients."""
+    """A message of another rank of the replica, other ranks' gradients, or this rank's device."""
 
     source: int
     key: Key
@@ -21,8 +22,14 @@ class Wait(NamedTuple):
     def for_gradients(self) -> bool:
         return self.source == GRADIENTS
 
+    @property
+    def for_device(self) -> bool:
+        return self.source == DEVICE
+
     def __str__(self) -> str:
-        return "gradients of other ranks" if self.for_gradients else f"{describe_key(self.key)} from rank {self.source}"
+        if self.for_gradients:
+            return "gradients of other ranks"
+        return "its device" if self.for_device else f"{describe_key(self.key)} from rank {self.source}"
 
 
 Waits: TypeAlias = Iterator[Wait]

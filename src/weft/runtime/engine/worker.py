@@ -7,35 +7,25 @@ waits in its place. So real ranks, which block, and virtual ranks, which take tu
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from weft.errors import Diverged, RunError, WeftError
-from weft.runtime.comm import Inbox, LinkError, Message, Send, incoming_key, outgoing_key
+from weft.runtime.comm import Inbox, Key, LinkError, Message, Send, incoming_key, outgoing_key
+from weft.runtime.device import record_use, wait_for_mark
 from weft.runtime.engine.chunk import Chunk, InFlight
+from weft.runtime.engine.completions import Completions, check_loss, loss_numbers
+from weft.runtime.engine.device_meter import meter_for
 from weft.runtime.engine.memory import MemoryAccount
-from weft.runtime.engine.meters import Meter
 from weft.runtime.engine.staleness import Staleness
 from weft.runtime.engine.task import Task, tasks
-from weft.runtime.engine.waiting import GRADIENTS, Wait, Waits
+from weft.runtime.engine.waiting import DEVICE, GRADIENTS, Wait, Waits
 from weft.runtime.weights import GradientSync, ParameterSet, PendingUpdate
 from weft.schedule import Action, Op, Program, Step
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completed:
-    """A mini-batch that a rank has finished."""
-
-    minibatch: int
-    loss: float
-    skipped: bool  # by one of its chunks
-    norm: float | None
 
 
 class Worker:
@@ -62,25 +52,27 @@ class Worker:
     ) -> None:
         self.rank, self.replica, self.programs, self.chunks = rank, replica, programs, chunks
         self.schedule = programs[0].schedule
+        self.device = next(iter(chunks.values())).compute.device
         self.number = replica * self.schedule.stages + rank  # among all ranks of all replicas
         self._set_programs, self._gradient_sync = set_programs, gradient_sync
-        self._skip_nan, self._max_skips = skip_nan, max_skips
+        self._skip_nan = skip_nan
         self.inbox, self._send = inbox, send
         self.inputs: dict[int, Any] = {}  # of micro-batches that have not begun
         self.targets: dict[int, Any] = {}
-        self.completed: Completed | None = None
-        self.skipped = 0  # mini-batches that some chunk of this rank skipped
-        self._skipped_in_a_row = 0
-        self._skips: set[int] = set()  # mini-batches with a skip, until all parameter sets have had them
         self.begun = 0  # mini-batches of this run before the last flush
-        self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)  # by chunk and mini-batch
-        self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks that have finished it
-        self._finished: dict[int, int] = defaultdict(int)  # mini-batch -> parameter sets that have, tied ones too
+        self._losses: dict[tuple[int, int], list[float | Tensor]] = defaultdict(list)  # by chunk and mini-batch
         self._sets = [parameters for chunk in chunks.values() for parameters in chunk.sets]
+        self.completions = Completions(
+            chunks=len(chunks),
+            sets=len(self._sets),
+            skip_nan=skip_nan,
+            max_skips=max_skips,
+            late=self.device.type != "cpu",
+        )
         self._progress = 0  # stages of gradient sync finished
         self._located: WeftError | None = None  # the error that ended the run
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
-        self.meter = Meter()
+        self.meter = meter_for(self.device)
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
         self._passes: dict[Op, Callable[[Task], None]] = {
             Op.F: self._forward,
@@ -103,7 +95,7 @@ class Worker:
                     continue
                 yield from self._wait_for_weights(task)
                 yield from self.wait_for_message(step)
-                start = self.meter.start()
+                start = self.meter.start(step.action)
                 self._passes[step.action.op](task)
                 for set_step in task.sets:
                     set_step.release()
@@ -150,9 +142,10 @@ class Worker:
                 yield Wait(step.source, key, self._progress)
 
     def finish_updates(self) -> Waits:
-        """Make all updates that are pending, some time after the last cycle."""
+        """Make all updates that are pending, some time after the last cycle, and read all losses."""
         self.meter.resume()
         yield from self._finish_updates()
+        yield from self._read_losses(all_of_them=True)
 
     def _finish_updates(self) -> Waits:
         for chunk in self.chunks.values():
@@ -165,13 +158,28 @@ class Worker:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
         update = parameters.pending[0]
         while not update.done:
-            if not self.advance():
+            if not (self.advance() or self._hurry(update)):
                 yield Wait(GRADIENTS, (Op.U, chunk, update.minibatch), self._progress)
+        yield from self._wait_for_outcome(chunk, update)
         start = self.meter.start()
+        wait_for_mark(update.ready, self.device)
+        record_use(update.present(), self.device)
         with self.locating_errors(chunk, update.minibatch):
             self._apply(chunk, parameters, parameters.pending.popleft())
         self.memory.count_gradients()
         self.meter.end_delayed_update(start)
+        yield from self._read_losses()
+
+    def _wait_for_outcome(self, chunk: int, update: PendingUpdate) -> Waits:
+        """Only where the host has to decide whether the update is made."""
+        if self._skip_nan:
+            yield from self.wait_for_device(update.is_known, (Op.U, chunk, update.minibatch))
+
+    def wait_for_device(self, ready: Callable[[], bool], key: Key = (Op.U, 0, 0)) -> Waits:
+        """Wait until the device has got to something."""
+        while not ready():
+            self.advance()
+            yield Wait(DEVICE, key, self._progress)
 
     # Gradient sync
 
@@ -187,8 +195,22 @@ class Worker:
                 older = update
         return self._progress > before
 
+    def _hurry(self, update: PendingUpdate) -> bool:
+        """Let streams wait for other ranks instead of the host."""
+        hurries = self._gradient_sync.hurry(update)
+        self._progress += hurries
+        return hurries
+
     def sums_under_way(self) -> list[Future[Any]]:
-        return [update.sum for parameters in self._sets for update in parameters.pending if update.sum is not None]
+        """Sums that the host waits for."""
+        return [update.sum for update in self._pending() if update.sum is not None and not update.sum.is_on_device]
+
+    def awaits_device(self) -> bool:
+        """Whether a device waits for other ranks' parts of a sum."""
+        return any(update.sum is not None and update.sum.is_on_device for update in self._pending())
+
+    def _pending(self) -> Iterator[PendingUpdate]:
+        return (update for parameters in self._sets for update in parameters.pending)
 
     def check_sums(self) -> None:
         """Raise what went wrong in a sum: LinkError if it was the connection, else an error with its place."""
@@ -285,19 +307,10 @@ class Worker:
         self.meter.messages += 1
         self.meter.message_bytes += sum(tensor.nbytes for tensor in message.tensors)
 
-    def _check_loss(self, loss: float) -> None:
-        if not math.isfinite(loss) and not self._skip_nan:
-            raise Diverged(
-                f"the loss is {loss}; lower the learning rate or look at the data "
-                '(nan="skip", train.nan=skip in a job, skips such mini-batches and counts them)'
-            )
-
-    def _check_norm(self, update: PendingUpdate) -> None:
-        if update.norm is not None and not math.isfinite(update.norm) and not self._skip_nan:
-            raise Diverged(
-                f"the norm of the gradients is {update.norm} (loss: {update.loss}); lower the learning rate or look at "
-                'the data (nan="skip", train.nan=skip in a job, skips such mini-batches and counts them)'
-            )
+    def _check_loss(self, loss: float | Tensor) -> None:
+        """A loss on a device is checked when it is read."""
+        if not self._skip_nan and not isinstance(loss, Tensor):
+            check_loss(loss)
 
     # Updates
 
@@ -307,8 +320,8 @@ class Worker:
         for parameters in chunk.sets:
             while parameters.pending and parameters.pending[0].done and not parameters.predicts:
                 yield from self._finish_update(chunk.number, parameters)  # predictions are from the version they name
-        start = self.meter.start()
-        losses = self._losses.pop((chunk.number, step.minibatch))
+        start = self.meter.start(step.action)
+        numbers = loss_numbers(self._losses.pop((chunk.number, step.minibatch)))
         self.memory.end_of_backwards(step)
         for number, (parameters, set_step, _) in enumerate(task.sets):
             update = PendingUpdate(
@@ -316,8 +329,7 @@ class Worker:
                 minibatch=self.begun + step.minibatch,
                 parameters=parameters.versions.live,
                 gradients=parameters.take_gradients(),
-                loss=sum(losses) / len(losses),
-                skip=not all(map(math.isfinite, losses)),
+                numbers=numbers,
             )
             if set_step.dies:
                 parameters.versions.release(set_step.version - 1)
@@ -325,59 +337,31 @@ class Worker:
                 parameters.pending.append(update)
                 self._gradient_sync.begin(update)
             else:
+                update.copy_numbers()
                 self._apply(chunk.number, parameters, update)
         self.memory.count_gradients()
         self.meter.end(step, start)
+        yield from self._read_losses()
 
     def _apply(self, chunk: int, parameters: ParameterSet, update: PendingUpdate) -> None:
-        self._check_norm(update)
+        skips = self.completions.must_skip(update)
         own = parameters is self.chunks[chunk].sets[0]  # not tied ones, which may still be pending
         if own and self.staleness[chunk].due(update.minibatch):
             self.staleness[chunk].measure(update.minibatch, parameters.versions.live)
-        if update.skip:
-            self._skips.add(update.minibatch)
+        if skips:
             parameters.skip()
         else:
             parameters.update(update.gradients)
         self.memory.count_weights()
-        if own:
-            self._complete(update)
-        self._finish_set(update)
+        self.completions.add(chunk, update, own=own, skipped=skips)
 
-    def _complete(self, update: PendingUpdate) -> None:
-        """A chunk has finished a mini-batch; the rank has when its last chunk has."""
-        minibatch = update.minibatch
-        self._updated[minibatch] += 1
-        if self._updated[minibatch] == len(self.chunks):
-            del self._updated[minibatch]
-            self.completed = Completed(
-                minibatch=minibatch, loss=update.loss, skipped=minibatch in self._skips, norm=update.norm
-            )
-
-    def _finish_set(self, update: PendingUpdate) -> None:
-        """A parameter set has finished a mini-batch; when the last one has, count whether it was skipped."""
-        minibatch = update.minibatch
-        self._finished[minibatch] += 1
-        if self._finished[minibatch] < len(self._sets):
-            return
-        del self._finished[minibatch]
-        if minibatch not in self._skips:
-            self._skipped_in_a_row = 0
-            return
-        self._skips.remove(minibatch)
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row == self._max_skips:
-            raise Diverged(
-                f"{self._max_skips} mini-batches in a row were skipped, because their loss or gradients are not finite "
-                f"(loss: {update.loss}, norm of the gradients: {update.norm}); lower the learning rate or look at the "
-                f"data, or raise max_skips={self._max_skips}"
-            )
-
-    def resume(self, *, begun: int, skipped: int, completed: Completed | None) -> None:
-        """Continue the counts of a run that was saved."""
-        self.begun, self.skipped, self.completed = begun, skipped, completed
-        self._skipped_in_a_row = 0
+    def _read_losses(self, *, all_of_them: bool = False) -> Waits:
+        """Read the losses of finished mini-batches that are due."""
+        while (due := self.completions.due(all_of_them=all_of_them)) is not None:
+            chunk, update = due.chunk, due.update
+            yield from self.wait_for_device(update.is_known, (Op.U, chunk, update.minibatch))
+            with self.locating_errors(chunk, update.minibatch):
+                self.completions.read()
 
     def restart(self, minibatches: int) -> None:
         """After a flush of `minibatches`: versions and micro-batches count from 0."""

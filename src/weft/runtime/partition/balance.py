@@ -2,12 +2,14 @@
 
 A pipeline is as fast as its slowest chunk, so the largest chunk is made as small as possible, and then the others are
 evened out. Parameter counts are the same on every rank, and known before anything runs. Times are measured on the
-layers, whose state is restored afterwards; since measurements differ, one rank decides for all.
+device that the layers will compute on, one layer at a time, so that the model need not fit there; the state of all
+layers is restored afterwards. Since measurements differ, one rank decides for all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import statistics
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import WeftError
+from weft.runtime.device import random_state_restored
 from weft.runtime.partition.layers import call_layer, named_tensors
 from weft.runtime.tree import flatten, map_tensors, unflatten
 from weft.schedule import check_sizes
@@ -28,12 +31,16 @@ from weft.text import did_you_mean
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
 
+CPU = torch.device("cpu")
 MODES = ("parameters", "time")
+WARM_UPS = 3  # of each layer on a device: kernels are loaded and chosen, memory is allocated, clocks speed up
 EXACT_LIMIT = 1 << 62  # whole numbers below it are added exactly; no sum of squares reaches it
 
 
-def chunk_layers(balance: str | Sequence[int], layers: Sequence[nn.Module], chunks: int, *, example: Any) -> list[int]:
-    """The number of layers of each chunk: evened out by parameters or by time, or as given."""
+def chunk_layers(
+    balance: str | Sequence[int], layers: Sequence[nn.Module], chunks: int, *, example: Any, device: torch.device = CPU
+) -> list[int]:
+    """The number of layers of each chunk: evened out by parameters or by time on a device, or as given."""
     _check_counts(layers=len(layers), chunks=chunks)
     if not isinstance(balance, str) or balance not in MODES:
         return _check_given(balance, layers=len(layers), chunks=chunks)
@@ -44,7 +51,7 @@ def chunk_layers(balance: str | Sequence[int], layers: Sequence[nn.Module], chun
             "balance='time' runs the layers on an example (example: None); pass example=, the inputs of a "
             "micro-batch, or use balance='parameters'"
         )
-    return partition(layer_seconds(layers, example), chunks)
+    return partition(layer_seconds(layers, example, device=device), chunks)
 
 
 def _check_given(balance: Any, *, layers: int, chunks: int) -> list[int]:
@@ -149,21 +156,45 @@ def layer_parameters(layers: Sequence[nn.Module]) -> list[int]:
     return counts
 
 
-def layer_seconds(layers: Sequence[nn.Module], example: Any, *, repeats: int = 5) -> list[float]:
-    """The time of each layer, forward and backward, on what the previous layers make of the example."""
+def layer_seconds(
+    layers: Sequence[nn.Module], example: Any, *, device: torch.device = CPU, repeats: int = 5
+) -> list[float]:
+    """The time of each layer on a device, forward and backward, on what the previous layers make of the example."""
     check_sizes(repeats=repeats)
     seconds = []
-    value = map_tensors(torch.detach, example)
-    with _state_restored(layers, value), torch.enable_grad():
+    value = map_tensors(lambda tensor: tensor.detach().to(device), example)
+    with _state_restored(layers, device), torch.enable_grad():
         for number, layer in enumerate(layers):
-            output = _run(layer, value, first=number == 0)[0]  # a warm-up: the first run is slower
-            seconds.append(statistics.median(_run(layer, value, first=number == 0)[1] for _ in range(repeats)))
+            with _moved(layer, device):
+                run = functools.partial(_run, layer, value, device, first=number == 0)
+                for _ in range(1 if device.type == "cpu" else WARM_UPS):
+                    output, _ = run()
+                seconds.append(statistics.median(run()[1] for _ in range(repeats)))
             if number < len(layers) - 1:
                 value = map_tensors(torch.detach, output)
     return seconds
 
 
-def _run(layer: nn.Module, value: Any, *, first: bool) -> tuple[Any, float]:
+@contextlib.contextmanager
+def _moved(layer: nn.Module, device: torch.device) -> Iterator[None]:
+    """Let a layer compute with copies of its tensors on a device; then it has its own again, which never moved."""
+    places = [place for place in named_tensors(layer) if place[2].device != device]
+    copies: dict[int, Tensor] = {}
+    for owner, name, tensor in places:
+        if id(tensor) not in copies:
+            copy = tensor.detach().to(device)
+            copies[id(tensor)] = (
+                nn.Parameter(copy, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+            )
+        setattr(owner, name, copies[id(tensor)])
+    try:
+        yield
+    finally:
+        for owner, name, tensor in places:
+            setattr(owner, name, tensor)
+
+
+def _run(layer: nn.Module, value: Any, device: torch.device, *, first: bool) -> tuple[Any, float]:
     """Run a layer once; its output, and the seconds that it took."""
     tensors, skeleton = flatten(value)
     leaves = [
@@ -172,24 +203,22 @@ def _run(layer: nn.Module, value: Any, *, first: bool) -> tuple[Any, float]:
     ]
     inputs = unflatten(skeleton, [leaf.clone() for leaf in leaves])  # a layer may write to its inputs
     wanted = [tensor for tensor in (*leaves, *layer.parameters()) if tensor.requires_grad]
-    devices = {tensor.device for tensor in (*leaves, *layer.parameters())}
-    start = _now(devices)
+    start = _now(device)
     output = call_layer(layer, inputs)
-    seconds = _now(devices) - start
+    seconds = _now(device) - start
     roots = [tensor for tensor in _tensors(output) if tensor.requires_grad]
     if roots and wanted:
         grads = [torch.ones_like(root) for root in roots]
-        start = _now(devices)
+        start = _now(device)
         torch.autograd.grad(roots, wanted, grads, allow_unused=True)  # sets no .grad
-        seconds += _now(devices) - start
+        seconds += _now(device) - start
     return output, seconds
 
 
-def _now(devices: set[torch.device]) -> float:
-    """The time when all work that was started is done."""
-    for device in devices:
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+def _now(device: torch.device) -> float:
+    """The time when all work that was started is done; the host waits for it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
@@ -202,15 +231,13 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def _state_restored(layers: Sequence[nn.Module], value: Any) -> Iterator[None]:
+def _state_restored(layers: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Restore random generators and buffers afterwards, so that measuring changes no result."""
-    tensors = [tensor for layer in layers for _, _, tensor in named_tensors(layer)] + flatten(value)[0]
-    devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
     places = [place for layer in layers for place in named_tensors(layer) if not isinstance(place[2], nn.Parameter)]
     copies = [buffer.clone() for _, _, buffer in places]
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(sorted(devices)):
+        with random_state_restored([device]):
             yield
     finally:
         random.setstate(python_state)

@@ -184,21 +184,14 @@ def _load(rank: int, spec: RankSpec, call: bytes) -> tuple[Callable[..., Any], t
 def _join_group(rank: int, spec: RankSpec) -> None:
     import torch.distributed as dist
 
+    from weft.runtime.device import choose_backend
+
     faults.hit("rendezvous")
     store = dist.FileStore(spec.store_path, spec.ranks)  # type: ignore[attr-defined]
-    backend = choose_backend(spec.backend, rank, spec.ranks)
+    this_rank.loading = "its device"
+    backend = choose_backend(spec.backend, is_launched=True)
+    this_rank.loading = ""
     dist.init_process_group(backend, store=store, rank=rank, world_size=spec.ranks)
-
-
-def choose_backend(requested: str | None, local_rank: int, local_ranks: int) -> str:
-    """The requested backend, else NCCL and gloo where every local rank has a CUDA device, else gloo."""
-    import torch
-
-    cuda = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks
-    backend = requested or ("cuda:nccl,cpu:gloo" if cuda else "gloo")
-    if "nccl" in backend:
-        torch.cuda.set_device(local_rank)
-    return backend
 
 
 def _run(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

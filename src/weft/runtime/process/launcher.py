@@ -36,7 +36,8 @@ def launch(
     importable, and the script guarded by `if __name__ == "__main__":`, because every rank runs its top level. Arguments
     and results are pickled: every rank has its own copy. A rank computes with one thread, unless `threads` or the
     user's OMP_NUM_THREADS says otherwise. Ranks communicate over gloo on the loopback interface, or over `backend`;
-    with a CUDA device for each rank, over "cuda:nccl,cpu:gloo" (untested: we had no GPU).
+    with an accelerator for each rank, also over the backend of these devices, such as "cuda:nccl,cpu:gloo". The device
+    of a rank is the current one then (untested: we had no GPU).
 
     Under torchrun, or if a process group is already initialised, this joins the running job: it runs `fn` as the one
     rank that this process is, and returns a list with that one result. Other processes return their own results.

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime.process import hang_dump
-from weft.runtime.process.child import choose_backend
 from weft.runtime.process.liveness import watch_parent
 from weft.runtime.process.malloc import keep_freed_memory
 
@@ -44,6 +43,8 @@ def join(
     import torch
     import torch.distributed as dist
 
+    from weft.runtime.device import choose_backend
+
     make_group = not dist.is_initialized()
     world = int(os.environ["WORLD_SIZE"]) if make_group else dist.get_world_size()
     if world != ranks:
@@ -58,13 +59,13 @@ def join(
     faults.arm()
     watch_parent()
     if make_group:
+        chosen = choose_backend(backend, is_launched=False)
         faults.hit("rendezvous")
         longest = timedelta(seconds=min(timeout, 1e6))
         env_store, rank, _ = next(dist.rendezvous("env://", timeout=longest))  # type: ignore[attr-defined]
         join_store = dist.PrefixStore(f"weft/{next(_join_numbers)}", env_store)  # type: ignore[attr-defined]
         store = _meet(join_store, rank, ranks, timeout)
-        local = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-        dist.init_process_group(choose_backend(backend, *local), store=store, rank=rank, world_size=ranks)
+        dist.init_process_group(chosen, store=store, rank=rank, world_size=ranks)
     try:
         return fn(*args)
     finally:

@@ -16,12 +16,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from weft.runtime.device import random_state_restored
+from weft.runtime.tensors import copy_tensors
+from weft.runtime.update.moves import move_weights
 from weft.runtime.update.rates_ahead import SCHEDULED, Groups
 from weft.runtime.update.rules import UpdatedParameter, squares_of
 from weft.runtime.update.shadow import shadow_optimizer, step_without_hooks
 
 Options: TypeAlias = "Sequence[Mapping[str, Any]]"  # of one group, in each coming update
-ClosedForm: TypeAlias = Callable[[UpdatedParameter, Options, Tensor], None]  # writes the prediction into the tensor
+# Writes the predictions of some parameters into tensors.
+ClosedForm: TypeAlias = Callable[[Sequence[UpdatedParameter], Options, list[Tensor]], None]
 
 
 def run_shadow(
@@ -33,17 +37,22 @@ def run_shadow(
     """
     copies = {number: Parameter(target) for number, target in targets.items()}  # over the same storage
     shadow = shadow_optimizer(optimizer, copies)
-    devices = {target.device.index for target in targets.values() if target.is_cuda}
-    with torch.random.fork_rng(devices=devices):
+    with random_state_restored(target.device for target in targets.values()):
         for groups in updates:
             for group, options in zip(shadow.param_groups, groups, strict=True):
-                group |= {name: copy.deepcopy(options[name]) for name in SCHEDULED if name in options}
+                group |= {name: _like(options[name], group[name]) for name in SCHEDULED if name in options}
             for number, zero in zeros.items():  # in every update, because a step may change its gradient
                 copies[number].grad = torch.zeros_like(copies[number]) if zero is None else zero.clone()
             step_without_hooks(shadow)
     for number, copied in copies.items():
         if copied.data_ptr() != targets[number].data_ptr():  # some optimizers replace the tensor
             targets[number].copy_(copied)
+
+
+def _like(option: Any, present: Any) -> Any:
+    """A copy of an option, on the device of the present one if both are tensors."""
+    both = isinstance(option, Tensor) and isinstance(present, Tensor)
+    return copy.deepcopy(option).to(present.device) if both else copy.deepcopy(option)
 
 
 def closed_form(optimizer: Optimizer, options: Options) -> ClosedForm | None:
@@ -56,29 +65,35 @@ def closed_form(optimizer: Optimizer, options: Options) -> ClosedForm | None:
     return None
 
 
-def _sgd(parameter: UpdatedParameter, options: Options, target: Tensor) -> None:
+def _sgd(parameters: Sequence[UpdatedParameter], options: Options, targets: list[Tensor]) -> None:
     """The buffer shrinks by the momentum; Nesterov is one such step ahead."""
     distance, shrunk = 0.0, 1.0  # both in buffers
     for update in options:
         shrunk *= update["momentum"]
         distance += float(update["lr"]) * shrunk * (update["momentum"] if update["nesterov"] else 1)
-    buffer: Tensor | None = parameter.state.get("momentum_buffer")
-    if buffer is None:
-        target.copy_(parameter.weight)
+    weights = [parameter.weight for parameter in parameters]
+    buffers = [parameter.state.get("momentum_buffer") for parameter in parameters]
+    if all(buffer is None for buffer in buffers):
+        copy_tensors(targets, weights)
     else:
-        torch.add(parameter.weight, buffer, alpha=-distance, out=target)
+        move_weights(weights, [torch.zeros(()) if buffer is None else buffer for buffer in buffers], distance, targets)
 
 
-def _adam(parameter: UpdatedParameter, options: Options, target: Tensor) -> None:
+def _adam(parameters: Sequence[UpdatedParameter], options: Options, targets: list[Tensor]) -> None:
     """Both means shrink by their beta (amsgrad's maximum stays), and their bias corrections continue."""
-    target.copy_(parameter.weight)
-    root, added, means, squares = squares_of(parameter).sqrt(), 0.0, 1.0, 1.0
-    for step, update in enumerate(options, parameter.step + 1):
+    copy_tensors(targets, [parameter.weight for parameter in parameters])
+    averages = [parameter.state["exp_avg"] for parameter in parameters]
+    roots = torch._foreach_sqrt([squares_of(parameter) for parameter in parameters])
+    added, means, squares = [0.0] * len(parameters), 1.0, 1.0
+    for ahead, update in enumerate(options, 1):
         rate, (beta1, beta2) = float(update["lr"]), map(float, update["betas"])
         means, squares = means * beta1, squares if update["amsgrad"] else squares * beta2
-        scale = math.sqrt(squares / (1 - beta2**step))
-        root.add_(update["eps"] / scale - added)
-        added = update["eps"] / scale
+        steps = [parameter.step + ahead for parameter in parameters]
+        scales = [math.sqrt(squares / (1 - beta2**step)) for step in steps]
+        eps = [update["eps"] / scale for scale in scales]
+        torch._foreach_add_(roots, [now - before for now, before in zip(eps, added, strict=True)])
+        added = eps
         if update["weight_decay"]:
-            target.mul_(1 - rate * update["weight_decay"])
-        target.addcdiv_(parameter.state["exp_avg"], root, value=-rate * means / ((1 - beta1**step) * scale))
+            torch._foreach_mul_(targets, 1 - rate * update["weight_decay"])
+        factors = [-rate * means / ((1 - beta1**step) * scale) for step, scale in zip(steps, scales, strict=True)]
+        torch._foreach_addcdiv_(targets, averages, roots, factors)

@@ -103,10 +103,13 @@ class OptimizerPart(UpdatePart):
             group |= loaded
         optimizer.param_groups = groups
         for parameter, saved in zip(self._live, state.parameters or (), strict=True):
+            held = optimizer.state[parameter] if saved else {}
             for name, value in (saved or {}).items():
-                held = optimizer.state[parameter].get(name)
-                if isinstance(value, Tensor) and isinstance(held, Tensor) and held.dtype != value.dtype:
-                    optimizer.state[parameter][name] = value.to(held.device)
+                if isinstance(value, Tensor) and isinstance(held.get(name), Tensor):
+                    # NAdam has both on the host, and would wait for the device in every step if only one were there
+                    device = held["step" if name == "mu_product" else name].device
+                    if (held[name].dtype, held[name].device) != (value.dtype, device):
+                        held[name] = value.to(device)
 
     def _numbers(self) -> list[int]:
         """The number of each parameter of the set in the optimizer's state_dict."""

@@ -10,6 +10,7 @@ optimizer state, and its prediction is the newest weight.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
+from weft.runtime.tensors import as_real, by_kind, copy_tensors, in_batches
 from weft.runtime.update.decayed import closed_form, run_shadow
+from weft.runtime.update.host_numbers import HostNumbers, on_device
+from weft.runtime.update.moves import move_weights
 from weft.runtime.update.part import PartState, UpdatePart
 from weft.runtime.update.rates_ahead import Groups, RatesAhead
-from weft.runtime.update.rules import Ratio, Rule, UpdatedParameter, rule_of
+from weft.runtime.update.rules import Rule, UpdatedParameter, rule_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +61,11 @@ class Predictor(UpdatePart):
         self._optimizer, self._live, self._rates = optimizer, live, rates
         self._rule = rule_of(optimizer) if options.extrapolation == "linear" else None
         self._members = _member_ids(optimizer)
+        self._on_device = any(map(on_device, live))
+        self._numbers: defaultdict[int, HostNumbers] = defaultdict(HostNumbers)  # by the number of a group
         # By id, the parameters that have had an update; a zero gradient of those that have sparse ones.
         self._updated: dict[int, Tensor | None] = {}
+        self._steps: Counter[int] = Counter()  # by id, the updates so far, for states that count them on a device
         self._gradients = _LastGradients(self._rule)
         self._gradients.observe(optimizer)
 
@@ -73,6 +80,7 @@ class Predictor(UpdatePart):
             if parameter.grad is not None:
                 sparse = parameter.grad.is_sparse
                 self._updated[id(parameter)] = torch.zeros_like(parameter.grad) if sparse else None
+                self._steps[id(parameter)] += 1
         if self._rates is not None:
             self._rates.advance()
 
@@ -91,6 +99,8 @@ class Predictor(UpdatePart):
         self._gradients.observe(self._optimizer)
         self._updated.clear()
         self._gradients.last.clear()
+        steps = {id(parameter): self._optimizer.state.get(parameter, {}).get("step") for parameter in self._live}
+        self._steps = Counter({parameter: int(step) for parameter, step in steps.items() if on_device(step)})
         needed = {
             id(parameter)
             for group in self._optimizer.param_groups
@@ -116,9 +126,8 @@ class Predictor(UpdatePart):
                 "build a new pipeline with the optimizer that you want"
             )
         targets = {id(parameter): target.data for parameter, target in zip(self._live, into, strict=True)}
-        for parameter in self._live:
-            if id(parameter) not in self._updated:
-                targets[id(parameter)].copy_(parameter)
+        without_update = [parameter for parameter in self._live if id(parameter) not in self._updated]
+        copy_tensors([targets[id(parameter)] for parameter in without_update], without_update)
         groups = self._optimizer.param_groups
         updates = [groups] * ahead if self._rates is None else self._rates.options(ahead)
         if self._rule is None:
@@ -129,32 +138,39 @@ class Predictor(UpdatePart):
     def fingerprint(self, ahead: int) -> object:
         """What a prediction depends on, besides weights and optimizer state, which change only with an update."""
         rates = None if self._rates is None else _comparable(self._rates.scheduled(ahead))
-        return ahead, _comparable(self._optimizer.param_groups), rates
+        return ahead, [_comparable(group) for group, _ in self._options([])], rates
+
+    def _options(self, updates: list[Groups]) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+        """The options of each parameter group, now and in each coming update, as numbers of the host."""
+        for number, (group, *coming) in enumerate(zip(self._optimizer.param_groups, *updates, strict=True)):
+            if self._on_device:
+                numbers = self._numbers[number]
+                yield numbers.options(group), [numbers.options(update) for update in coming]
+            else:
+                yield group, coming
 
     def _predict_linear(self, rule: Rule, targets: dict[int, Tensor], updates: list[Groups]) -> None:
-        for group, *options in zip(self._optimizer.param_groups, *updates, strict=True):
+        for group, options in self._options(updates):
             rate = sum(float(update.get("lr", 1.0)) for update in options)
-            for parameter in self._updated_in(group):
-                updated, target = self._describe(parameter, group), _real(targets[id(parameter)])
-                direction = rule.direction(updated)
-                if isinstance(direction, Ratio):
-                    top, bottom, factor = direction
-                    torch.addcdiv(updated.weight, top, bottom, value=-rate * factor, out=target)
-                else:
-                    torch.add(updated.weight, direction, alpha=-rate, out=target)
+            for batch in in_batches(self._updated_in(group)):
+                updated = [self._describe(parameter, group) for parameter in batch]
+                weights, directions = [parameter.weight for parameter in updated], list(map(rule.direction, updated))
+                move_weights(weights, directions, rate, [as_real(targets[id(parameter)]) for parameter in batch])
 
     def _predict_decayed(self, targets: dict[int, Tensor], updates: list[Groups]) -> None:
-        without_form: list[int] = []
-        for group, *options in zip(self._optimizer.param_groups, *updates, strict=True):
-            write = closed_form(self._optimizer, options)
-            for parameter in self._updated_in(group):
-                if write is not None and self._updated[id(parameter)] is None:
-                    write(self._describe(parameter, group), options, _real(targets[id(parameter)]))
-                else:
-                    targets[id(parameter)].copy_(parameter)
-                    without_form.append(id(parameter))
+        without_form: list[Parameter] = []
+        for group, options in self._options(updates):
+            write, updated = closed_form(self._optimizer, options), self._updated_in(group)
+            if write is None:
+                without_form += updated
+                continue
+            without_form += [parameter for parameter in updated if self._updated[id(parameter)] is not None]
+            for batch in in_batches([parameter for parameter in updated if self._updated[id(parameter)] is None]):
+                described = [self._describe(parameter, group) for parameter in batch]
+                write(described, options, [as_real(targets[id(parameter)]) for parameter in batch])
         if without_form:
-            zeros = {parameter: self._updated[parameter] for parameter in without_form}
+            copy_tensors([targets[id(parameter)] for parameter in without_form], without_form)
+            zeros = {id(parameter): self._updated[id(parameter)] for parameter in without_form}
             run_shadow(self._optimizer, targets, zeros, updates)
 
     def _updated_in(self, group: Mapping[str, Any]) -> list[Parameter]:
@@ -162,15 +178,15 @@ class Predictor(UpdatePart):
 
     def _describe(self, parameter: Parameter, group: Mapping[str, Any]) -> UpdatedParameter:
         state = self._optimizer.state.get(parameter, {})
-        step = int(state.get("step", 1))
+        step = state.get("step", 1)
         if parameter.is_complex():  # to an optimizer, a complex number is two numbers
-            state = {name: _real(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+            state = {name: as_real(value) if isinstance(value, Tensor) else value for name, value in state.items()}
         return UpdatedParameter(
-            weight=_real(parameter.detach()),
+            weight=as_real(parameter.detach()),
             state=state,
             group=group,
             gradient=self._gradients.last.get(id(parameter)),
-            step=step,
+            step=self._steps[id(parameter)] if on_device(step) else int(step),
             printed=self.options.bias == "printed",
         )
 
@@ -198,13 +214,13 @@ class _LastGradients:
     @torch.no_grad()
     def _copy(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group in filter(self.needed, optimizer.param_groups):
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                gradient = _real(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
-                if id(parameter) not in self.last:
-                    self.last[id(parameter)] = torch.empty_like(gradient)
-                self.last[id(parameter)].copy_(gradient.neg() if group.get("maximize") else gradient)
+            gradients = {id(p): as_real(_dense(p.grad)) for p in group["params"] if p.grad is not None}
+            for parameter in gradients.keys() - self.last.keys():
+                self.last[parameter] = torch.empty_like(gradients[parameter])
+            copies = [self.last[parameter] for parameter in gradients]
+            copy_tensors(copies, list(gradients.values()))
+            for (negated,) in by_kind(copies if group.get("maximize") else []):
+                torch._foreach_neg_(negated)
 
 
 def _comparable(value: Any) -> object:
@@ -227,8 +243,8 @@ def _sparse_zero(parameter: Parameter, sparse_dim: int) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True).coalesce()
 
 
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _member_ids(optimizer: Optimizer) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from weft.runtime.update.host_numbers import on_device
 from weft.runtime.update.optimizer import SchedulerMaker
 from weft.runtime.update.shadow import shadow_optimizer
 
@@ -18,17 +19,17 @@ SCHEDULED = ("lr", "momentum", "betas")  # options that schedulers change
 
 
 class RatesAhead:
-    """Runs a scheduler of the same kind as the real one on a shadow of the optimizer."""
+    """Runs a scheduler of the same kind as the real one on a shadow of the optimizer, whose options are on the host."""
 
     def __init__(self, optimizer: Optimizer, make: SchedulerMaker, scheduler: LRScheduler) -> None:
         self._optimizer, self._scheduler = optimizer, scheduler
         self._shadow = shadow_optimizer(optimizer)
         for group in self._shadow.param_groups:
-            group["lr"] = copy.deepcopy(group.get("initial_lr", group["lr"]))  # what the real scheduler started with
+            group["lr"] = _on_host(group.get("initial_lr", group["lr"]))  # what the real scheduler started with
         self._shadow._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns of a missing update
         self._ahead = make(self._shadow)
         for group, real in zip(self._shadow.param_groups, optimizer.param_groups, strict=True):
-            group["lr"] = copy.deepcopy(real["lr"])  # a scheduler with a `last_epoch` continues from here
+            group["lr"] = _on_host(real["lr"])  # a scheduler with a `last_epoch` continues from here
         self._coming = deque([self._options()])
 
     def scheduled(self, updates: int) -> list[Groups]:
@@ -52,7 +53,7 @@ class RatesAhead:
     def load(self) -> None:
         """Go to where the real scheduler is."""
         for group, real in zip(self._shadow.param_groups, self._optimizer.param_groups, strict=True):
-            group |= {name: copy.deepcopy(value) for name, value in real.items() if name != "params"}
+            group |= {name: _on_host(value) for name, value in real.items() if name != "params"}
         self._ahead.load_state_dict(copy.deepcopy(self._scheduler.state_dict()))
         self._coming = deque([self._options()])
 
@@ -67,3 +68,8 @@ class RatesAhead:
             {name: copy.deepcopy(group[name]) for name in SCHEDULED if name in group}
             for group in self._shadow.param_groups
         ]
+
+
+def _on_host(value: Any) -> Any:
+    """A copy of an option; of a tensor on a device, on the host, where later reads wait for nothing."""
+    return value.detach().cpu() if on_device(value) else copy.deepcopy(value)

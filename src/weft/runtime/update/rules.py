@@ -25,13 +25,13 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAd
 from weft.errors import WeftError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, slots=True)  # not frozen, which would take longer than a rule does
 class UpdatedParameter:
     """What a rule knows of a parameter that has had at least one update."""
 
     weight: Tensor
     state: Mapping[str, Any]  # the optimizer's, of this parameter
-    group: Mapping[str, Any]  # the options of its parameter group
+    group: Mapping[str, Any]  # the options of its parameter group, numbers in place of tensors on a device
     gradient: Tensor | None  # of the last update, negated under `maximize`; None: the rule does not need it
     step: int  # updates so far, as the state counts them; 1 if it does not
     printed: bool = False  # bias corrections as printed in the XPipe paper: always those of the first update
@@ -49,11 +49,21 @@ class Ratio(NamedTuple):
     factor: float = 1.0
 
 
-Direction: TypeAlias = Callable[[UpdatedParameter], "Tensor | Ratio"]
+class OverRoot(NamedTuple):
+    """The direction `factor · top / (√squares + eps)`; the roots of several parameters are computed together."""
+
+    top: Tensor
+    squares: Tensor
+    eps: float
+    factor: float = 1.0
+
+
+Direction: TypeAlias = "Tensor | Ratio | OverRoot"
+LinearRule: TypeAlias = Callable[[UpdatedParameter], Direction]
 
 
 class Rule(NamedTuple):
-    direction: Direction
+    direction: LinearRule
     gradient: Callable[[Mapping[str, Any]], bool]  # whether it needs the last gradient, given a group's options
 
 
@@ -62,14 +72,14 @@ RULES: dict[type[Optimizer], Rule] = {}
 
 def linear_rule(
     *kinds: type[Optimizer], gradient: bool | Callable[[Mapping[str, Any]], bool] = False
-) -> Callable[[Direction], Direction]:
+) -> Callable[[LinearRule], LinearRule]:
     """Register a function as the linear rule of these optimizers; `gradient`: it needs the last gradient."""
     for kind in kinds or (None,):
         if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
             raise WeftError(f"a linear rule is for a class of torch.optim.Optimizer (got {kind!r})")
     needs = gradient if callable(gradient) else lambda group: bool(gradient)
 
-    def register(direction: Direction) -> Direction:
+    def register(direction: LinearRule) -> LinearRule:
         RULES.update(dict.fromkeys(kinds, Rule(direction, needs)))
         return direction
 
@@ -106,11 +116,11 @@ def sgd(parameter: UpdatedParameter) -> Tensor:
 
 
 @linear_rule(Adam, AdamW, NAdam)
-def adam(parameter: UpdatedParameter) -> Ratio:
+def adam(parameter: UpdatedParameter) -> OverRoot:
     """The mean of the gradients over the root of the mean of their squares, both bias-corrected."""
     state, group = parameter.state, parameter.group
     mean, root = (parameter.correction(float(beta)) for beta in group["betas"])
-    return _over_root(
+    return OverRoot(
         state["exp_avg"], squares_of(parameter), eps=group["eps"] * math.sqrt(root), factor=math.sqrt(root) / mean
     )
 
@@ -121,12 +131,8 @@ def squares_of(parameter: UpdatedParameter) -> Tensor:
     return squares
 
 
-def _over_root(top: Tensor, squares: Tensor, *, eps: float, factor: float = 1.0) -> Ratio:
-    return Ratio(top, squares.sqrt().add_(eps), factor)
-
-
 @linear_rule(RAdam)
-def radam(parameter: UpdatedParameter) -> Tensor | Ratio:
+def radam(parameter: UpdatedParameter) -> Tensor | OverRoot:
     """Adam's direction times the rectification; the plain mean while there are too few gradients for that."""
     state, group, step = parameter.state, parameter.group, parameter.step
     beta1, beta2 = map(float, group["betas"])
@@ -138,7 +144,7 @@ def radam(parameter: UpdatedParameter) -> Tensor | Ratio:
         return plain
     rectified = math.sqrt((rho - 4) * (rho - 2) * rho_max / ((rho_max - 4) * (rho_max - 2) * rho))
     factor = rectified * math.sqrt(root) / mean
-    return _over_root(state["exp_avg"], squares_of(parameter), eps=group["eps"], factor=factor)
+    return OverRoot(state["exp_avg"], squares_of(parameter), eps=group["eps"], factor=factor)
 
 
 @linear_rule(Adamax)
@@ -149,15 +155,15 @@ def adamax(parameter: UpdatedParameter) -> Ratio:
 
 
 @linear_rule(Adagrad, gradient=True)
-def adagrad(parameter: UpdatedParameter) -> Ratio:
+def adagrad(parameter: UpdatedParameter) -> OverRoot:
     """The last gradient over the root of the sum of all squares, at the rate that `lr_decay` gives the next update."""
     group = parameter.group
     slower = 1 / (1 + parameter.step * group["lr_decay"])
-    return _over_root(_with_decay(parameter), parameter.state["sum"], eps=group["eps"], factor=slower)
+    return OverRoot(_with_decay(parameter), parameter.state["sum"], eps=group["eps"], factor=slower)
 
 
 @linear_rule(RMSprop, gradient=lambda group: group["momentum"] == 0)
-def rmsprop(parameter: UpdatedParameter) -> Tensor | Ratio:
+def rmsprop(parameter: UpdatedParameter) -> Tensor | OverRoot:
     """The momentum buffer, or the last gradient over the root of the mean of the squares."""
     state, group = parameter.state, parameter.group
     if group["momentum"] > 0:
@@ -166,7 +172,7 @@ def rmsprop(parameter: UpdatedParameter) -> Tensor | Ratio:
     squares: Tensor = state["square_avg"]
     if group["centered"]:
         squares = squares.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
-    return _over_root(_with_decay(parameter), squares, eps=group["eps"])
+    return OverRoot(_with_decay(parameter), squares, eps=group["eps"])
 
 
 def _muon(parameter: UpdatedParameter) -> Tensor:

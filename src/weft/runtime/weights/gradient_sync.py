@@ -8,13 +8,17 @@ The worker drives the stages. An update starts a stage only after the older pend
 it, so every rank joins the sums of a group in the order of mini-batches: parts of different processes match by that
 order alone. A worker advances while it runs a cycle, so the members of a group must read a version for the first time
 in the same cycle; `norm_groups` and the tied programs see to that.
+
+On a device, stages run beside the compute stream, which waits for the last one when the version is read. A stage ends
+when its sum is there, as on the host. If a version is read before that, the stage ends all the same: then streams wait
+for the sum, not the host (`hurry`). What the host has to know of an update (its loss, whether it is skipped) is copied,
+and read when it is there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +26,9 @@ import torch
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts
+from weft.runtime.device import HostCopy, mark, on_stream, record_use, wait_for_mark
+from weft.runtime.tensors import by_kind
+from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 from weft.runtime.weights.parameter_set import Gradients
 
 
@@ -34,15 +40,39 @@ class PendingUpdate:
     minibatch: int
     parameters: Sequence[Tensor]
     gradients: Gradients
-    loss: float
-    skip: bool  # the loss, or the norm, is not finite, and the update of such a mini-batch is skipped
-    norm: float | None = None  # of the group's gradients, before clipping, where there is a norm
+    numbers: Tensor  # float64, beside the gradients: the loss, and above 0 if a micro-batch's is not finite
+    norm: HostCopy | None = None  # of the group's gradients, before clipping, where there is a norm
     stages: list[Stage] = field(default_factory=list)  # that are left, the one under way first
-    sum: Future[Parts] | None = None  # of the stage under way
+    sum: Sum | None = None  # of the stage under way
+    ready: torch.Event | None = None  # gradients and numbers are there when this mark is reached
+    outcome: HostCopy | None = None  # of the numbers, after the last stage
 
     @property
     def done(self) -> bool:
         return not self.stages
+
+    def is_known(self) -> bool:
+        """Whether the host knows loss and norm."""
+        return self.outcome is not None and self.outcome.ready and (self.norm is None or self.norm.ready)
+
+    @property
+    def loss(self) -> float:
+        assert self.outcome is not None
+        return self.outcome.numbers()[0]
+
+    @property
+    def norm_value(self) -> float | None:
+        return None if self.norm is None else self.norm.numbers()[0]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all losses of the mini-batch, and the norm of its gradients, are finite."""
+        assert self.outcome is not None
+        return self.outcome.numbers()[1] == 0 and (self.norm_value is None or math.isfinite(self.norm_value))
+
+    def copy_numbers(self) -> None:
+        """Copy what the host has to know, in the current stream."""
+        self.outcome = HostCopy([self.numbers])
 
     def present(self) -> list[Tensor]:
         return [gradient for gradient in self.gradients if gradient is not None]
@@ -70,13 +100,14 @@ class Average:
     replicas: int
 
     def part(self, update: PendingUpdate) -> Parts:
-        return _pack(update)
+        return [*_pack(update), update.numbers]
 
     def apply(self, update: PendingUpdate, total: Parts) -> None:
-        loss, skip = _unpack(update, total)
-        for gradient in update.present():
-            gradient.div_(self.replicas)
-        update.loss, update.skip = loss / self.replicas, skip > 0
+        *gradients, numbers = total
+        _unpack(update, gradients)
+        for (present,) in by_kind(update.present()):
+            torch._foreach_div_(present, self.replicas)
+        update.numbers = numbers.to(update.numbers.device).div_(self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +125,7 @@ class Tie:
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """The norm over all chunks of a group. All of them clip by it, and skip an update whose norm is not finite.
+    """The norm over all chunks of a group. All of them clip by it.
 
     `ties` are the groups of tied weights, which count once.
     """
@@ -102,22 +133,24 @@ class Norm:
     groups: Mapping[Member, Group]
     ties: Mapping[Member, Group]
     limit: float | None  # None: gradients are not clipped
-    skip: bool
 
     def part(self, update: PendingUpdate) -> Parts:
         member = update.member
         first = member not in self.ties or self.ties[member].members[0] == member
-        norm = torch.nn.utils.get_total_norm([_dense(gradient) for gradient in update.present()] if first else [])
-        return [norm.to("cpu", torch.float64).reshape(1) ** 2]
+        gradients = [_dense(gradient) for gradient in update.present()] if first else []
+        if not gradients:
+            return [torch.zeros(1, dtype=torch.float64, device=update.numbers.device)]
+        return [torch.nn.utils.get_total_norm(gradients).to(torch.float64).reshape(1) ** 2]
 
     def apply(self, update: PendingUpdate, total: Parts) -> None:
-        update.norm = total[0].sqrt().item()
-        if not math.isfinite(update.norm):  # without skip, the worker refuses such an update
-            update.skip = update.skip or self.skip
-        elif self.limit is not None:
-            scale = min(1.0, self.limit / (update.norm + 1e-6))  # the same as torch.nn.utils.clip_grad_norm_
-            for gradient in update.present():
-                gradient.mul_(scale)
+        norm = total[0].sqrt().reshape(())
+        update.norm = HostCopy([norm])
+        if self.limit is not None:
+            scale = (self.limit / (norm + 1e-6)).clamp_(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            scale = torch.where(norm.isfinite(), scale, 1.0)
+            factor = scale.item() if scale.device.type == "cpu" else scale
+            for (gradients,) in by_kind(update.present()):
+                torch._foreach_mul_(gradients, factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +168,11 @@ class GradientSync:
         return any(member in stage.groups for stage in self.stages)
 
     def begin(self, update: PendingUpdate) -> None:
-        """Start the first stage of an update."""
+        """Start the first stage of an update, whose gradients are in the current stream."""
         update.stages = [stage for stage in self.stages if update.member in stage.groups]
+        update.ready = mark(update.numbers.device)
         self._start(update)
 
-    @torch.no_grad()
     def advance(self, update: PendingUpdate, older: PendingUpdate | None = None) -> int:
         """Finish the stages whose sum is there and start those after them; how many.
 
@@ -147,20 +180,44 @@ class GradientSync:
         error is raised when the worker waits for it.
         """
         finished = 0
-        while update.sum is not None and update.sum.done() and update.sum.exception() is None:
+        while update.sum is not None and update.sum.is_there():
             if older is not None and len(older.stages) >= len(update.stages):
                 break
-            update.stages.pop(0).apply(update, update.sum.result())
-            self._start(update)
+            self._finish(update, update.sum)
             finished += 1
         return finished
 
+    def hurry(self, update: PendingUpdate) -> bool:
+        """Finish the stage under way of a set's oldest update, if the host need not wait for its sum."""
+        if update.sum is None or not update.sum.done() or update.sum.has_failed:
+            return False
+        self._finish(update, update.sum)
+        return True
+
+    @torch.no_grad()
+    def _finish(self, update: PendingUpdate, total: Sum) -> None:
+        stage, device = update.stages.pop(0), update.numbers.device
+        with on_stream(self.sums.stream(stage.groups[update.member])):
+            wait_for_mark(total.mark, device)
+            wait_for_mark(update.ready, device)
+            record_use([*update.present(), update.numbers], device)
+            stage.apply(update, total.take())
+            if not update.stages:
+                update.copy_numbers()
+            update.ready = mark(device)
+        update.sum = None
+        self._start(update)
+
     @torch.no_grad()
     def _start(self, update: PendingUpdate) -> None:
-        update.sum = None
+        """Start the stage that is next, if one is left."""
         if update.stages:
-            stage = update.stages[0]
-            update.sum = self.sums.add(stage.groups[update.member], update.minibatch, update.member, stage.part(update))
+            stage, device = update.stages[0], update.numbers.device
+            group = stage.groups[update.member]
+            with on_stream(self.sums.stream(group)):
+                wait_for_mark(update.ready, device)
+                record_use([*update.present(), update.numbers], device)
+                update.sum = self.sums.add(group, update.minibatch, update.member, stage.part(update))
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -169,21 +226,21 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def _pack(update: PendingUpdate) -> Parts:
-    """Gradients to be added up, zeros for those that are missing here; at the end, loss, skip and what was present."""
+    """Gradients to be added up, zeros for those that are missing here; before them, on the host, what is present."""
     if any(gradient.is_sparse for gradient in update.present()):
         raise WeftError("sparse gradients can't be averaged or tied; use sparse=False, or neither replicas nor ties")
     present = [float(gradient is not None) for gradient in update.gradients]
-    numbers = torch.tensor([update.loss, float(update.skip), *present], dtype=torch.float64)
     gradients = [
         torch.zeros_like(parameter) if gradient is None else gradient
         for gradient, parameter in zip(update.gradients, update.parameters, strict=True)
     ]
-    return [*gradients, numbers]
+    return [torch.tensor(present, dtype=torch.float64), *gradients]
 
 
-def _unpack(update: PendingUpdate, total: Parts) -> tuple[float, float]:
-    """Take over the sums; a gradient that no member had stays None. Returns the sums of losses and of skips."""
-    *gradients, numbers = total
-    loss, skip, *present = numbers.tolist()
-    update.gradients = [gradient if there else None for gradient, there in zip(gradients, present, strict=True)]
-    return loss, skip
+def _unpack(update: PendingUpdate, total: Parts) -> None:
+    """Take over the sums; a gradient that no member had stays None."""
+    present, *gradients = total
+    update.gradients = [
+        gradient.to(parameter.device) if there else None
+        for gradient, parameter, there in zip(gradients, update.parameters, present.tolist(), strict=True)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
 
 from weft.errors import WeftError
 from weft.runtime.comm import AllReduce
@@ -47,8 +48,9 @@ def gradient_sync_for(
     program: Program,
     local: set[tuple[int, int]],
     sets: Sequence[Sequence[tuple[int, ...]]],
-    all_reduce: Callable[[Sequence[int]], AllReduce | None],
+    all_reduce: Callable[..., AllReduce | None],
     *,
+    device: torch.device | None,
     replicas: int,
     clip_norm: float | None,
     skip_nan: bool,
@@ -56,7 +58,14 @@ def gradient_sync_for(
     """The gradient sync of this process, which holds the chunks `local` (replica and number).
 
     `sets` has, for every chunk of the model, the holders of each of its parameter sets. `all_reduce` makes a sum over
-    some ranks, None where this process has no part in it.
+    some ranks, None where this process has no part in it. `device`: of sums that have streams of their own.
+
+    Communicators are few, because each takes memory of a device (about 100 MB with NCCL):
+
+    - one for all averages of a rank: they start with its updates, in the order of the program, which is the same for
+      all replicas of the rank;
+    - one for each group of holders of tied weights: their order is that of mini-batches;
+    - none for norms, which are numbers: the host adds them up.
     """
     schedule = program.schedule
     members: list[Member] = [
@@ -68,7 +77,7 @@ def gradient_sync_for(
     ties = _by_member(_ties(members, sets))
     stages: list[Stage] = []
     if replicas > 1:
-        stages.append(Average(groups=_by_member(_averages(members)), replicas=replicas))
+        stages.append(Average(groups=_by_member(_averages(members, schedule)), replicas=replicas))
     if ties:
         stages.append(Tie(groups=ties))
     if clip_norm is not None or skip_nan:
@@ -81,26 +90,38 @@ def gradient_sync_for(
                 "its two groups) or a synchronous schedule"
             )
         norms = _by_member(_norms(members, sets, chunks, _tied_homes(sets, program) if shared else {}))
-        stages.append(Norm(groups=norms, ties=ties if shared else {}, limit=clip_norm, skip=skip_nan))
+        stages.append(Norm(groups=norms, ties=ties if shared else {}, limit=clip_norm))
     across: dict[str, AllReduce] = {}
-    for group in {group.name: group for stage in stages for group in stage.groups.values()}.values():
-        ranks = sorted({replica * schedule.stages + schedule.placement[chunk] for replica, chunk, _ in group.members})
-        over_ranks = all_reduce(ranks) if len(ranks) > 1 else None
+    for line, (ranks, on_device) in _communicators(stages, schedule).items():
+        over_ranks = all_reduce(ranks, on_device=on_device) if len(ranks) > 1 else None
         if over_ranks is not None:
-            across[group.name] = over_ranks
-    sums = GroupSums({member for member in members if member[:2] in local}, across)
+            across[line] = over_ranks
+    sums = GroupSums({member for member in members if member[:2] in local}, across, device=device)
     return GradientSync(sums=sums, stages=stages)
+
+
+def _communicators(stages: Sequence[Stage], schedule: Schedule) -> dict[str, tuple[list[int], bool]]:
+    """The ranks of each communicator, and whether it adds up tensors of devices."""
+    return {
+        group.line: (
+            sorted({replica * schedule.stages + schedule.placement[chunk] for replica, chunk, _ in group.members}),
+            not isinstance(stage, Norm),
+        )
+        for stage in stages
+        for group in stage.groups.values()
+    }
 
 
 def _by_member(groups: Sequence[Group]) -> dict[Member, Group]:
     return {member: group for group in groups for member in group.members}
 
 
-def _averages(members: list[Member]) -> list[Group]:
+def _averages(members: list[Member], schedule: Schedule) -> list[Group]:
     return [
         Group(
             name=f"replicas of chunk {chunk}, set {number}",
             members=tuple(member for member in members if member[1:] == (chunk, number)),
+            communicator=f"replicas of rank {schedule.placement[chunk]}",
         )
         for chunk, number in dict.fromkeys(member[1:] for member in members)
     ]

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import Parameter
 
+from weft.runtime.tensors import copy_tensors
+
 
 class Versions:
     """The live parameters, and a list of leaves for every version that is still read.
@@ -54,9 +56,10 @@ class Versions:
             leaves = self._leaves.pop(self.newest)
         else:
             leaves = self._free.pop() if self._free else self._new_leaves()
-            for live, leaf in zip(self.live, leaves, strict=True):
-                leaf.data.copy_(live.data)
-                live.data = leaf.data
+            buffers = [leaf.data for leaf in leaves]  # autograd sees no write to a leaf
+            copy_tensors(buffers, [live.data for live in self.live])
+            for live, buffer in zip(self.live, buffers, strict=True):
+                live.data = buffer
         step()
         for live, leaf in zip(self.live, leaves, strict=True):
             if live.data_ptr() != leaf.data_ptr():  # an optimizer may replace the tensor

@@ -24,7 +24,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
+from weft.runtime.tensors import copy_tensors, in_batches
 from weft.runtime.update.cures.base import Cure, CurePart, check_rates
+from weft.runtime.update.host_numbers import HostNumbers
 from weft.runtime.update.part import PartState
 
 
@@ -54,8 +56,10 @@ class _GapDamping(CurePart):
 
     def __init__(self, optimizer: Optimizer, live: Sequence[Parameter], cure: GapAware) -> None:
         self._live, self._cure = live, cure
-        groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-        self._groups: list[dict[str, Any]] = [groups[id(parameter)] for parameter in live]
+        self._groups = optimizer.param_groups
+        numbers = {id(parameter): number for number, group in enumerate(self._groups) for parameter in group["params"]}
+        self._group_of = [numbers[id(parameter)] for parameter in live]
+        self._numbers = [HostNumbers() for _ in self._groups]
         self._max_rates = [0.0] * len(live)
         self._squares = [torch.zeros_like(parameter) for parameter in live]
         self._steps = [0] * len(live)  # in the running mean
@@ -69,24 +73,27 @@ class _GapDamping(CurePart):
     @torch.no_grad()
     def first_read(self, weights: Sequence[Tensor]) -> None:
         copies = self._spare.pop() if self._spare else [torch.empty_like(parameter) for parameter in self._live]
-        for copy, weight in zip(copies, weights, strict=True):
-            copy.copy_(weight)
+        copy_tensors(copies, weights)
         self._read.append(copies)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         copies = self._read.popleft()
-        rates = [float(group["lr"]) for group in self._groups]
+        options = [numbers.options(group) for numbers, group in zip(self._numbers, self._groups, strict=True)]
+        rates = [float(options[group]["lr"]) for group in self._group_of]
         moving = [index for index, parameter in enumerate(self._live) if parameter.grad is not None]
+        for index in moving:
+            self._max_rates[index] = max(self._max_rates[index], rates[index])
+            if self._gradient(index).is_sparse:
+                raise WeftError("GapAware damps a gradient element by element; use sparse=False, or leave cure out")
         with torch.no_grad():
-            for index in moving:
-                self._max_rates[index] = max(self._max_rates[index], rates[index])
-                self._damp(index, copies[index])
-                copies[index].copy_(self._live[index])
+            for batch in self._batches(moving):
+                self._damp(batch, copies)
+                copy_tensors([copies[index] for index in batch], [self._live[index] for index in batch])
         yield
         with torch.no_grad():
-            for index in moving:
-                self._add_step(index, copies[index], rates[index])
+            for batch in self._batches([index for index in moving if rates[index] > 0]):
+                self._add_steps(batch, copies, rates)
         self._spare.append(copies)
 
     def skip(self) -> None:
@@ -105,24 +112,45 @@ class _GapDamping(CurePart):
             self._steps[index] = 0 if saved is None else saved["steps"]
             self._squares[index].zero_() if saved is None else self._squares[index].copy_(saved["squares"])
 
-    def _damp(self, index: int, read: Tensor) -> None:
-        """Divide a gradient by its gap; overwrites the copy of what was read."""
-        met, max_rate = self._live[index], self._max_rates[index]
-        gradient = met.grad
+    def _gradient(self, index: int) -> Tensor:
+        gradient = self._live[index].grad
         assert gradient is not None
-        if gradient.is_sparse:
-            raise WeftError("GapAware damps a gradient element by element; use sparse=False, or leave cure out")
-        if max_rate <= 0 or not self._steps[index]:  # nothing has moved
-            return
-        scale = self._squares[index] / (1 - self._cure.decay ** self._steps[index])
-        scale.sqrt_().add_(self._cure.eps).mul_(max_rate)
-        gradient.div_(read.sub_(met).abs_().div_(scale).add_(1))
+        return gradient
 
-    def _add_step(self, index: int, before: Tensor, rate: float) -> None:
-        """Add the step that was made to the running mean; overwrites the copy of the weights before it."""
-        if rate > 0:
-            step = before.sub_(self._live[index]).div_(rate).square_().mul_(1 - self._cure.decay)
-            self._squares[index].mul_(self._cure.decay).add_(step)
+    def _batches(self, indices: Sequence[int]) -> Iterator[list[int]]:
+        numbers = {id(self._live[index]): index for index in indices}
+        for batch in in_batches([self._live[index] for index in indices]):
+            yield [numbers[id(parameter)] for parameter in batch]
+
+    def _damp(self, batch: Sequence[int], copies: Sequence[Tensor]) -> None:
+        """Divide gradients by their gaps; overwrites the copies of what was read."""
+        moved = [index for index in batch if self._max_rates[index] > 0 and self._steps[index]]
+        if not moved:
+            return
+        scales = torch._foreach_div(
+            [self._squares[index] for index in moved],
+            [1 - self._cure.decay ** self._steps[index] for index in moved],
+        )
+        torch._foreach_sqrt_(scales)
+        torch._foreach_add_(scales, self._cure.eps)
+        torch._foreach_mul_(scales, [self._max_rates[index] for index in moved])
+        gaps = [copies[index] for index in moved]
+        torch._foreach_sub_(gaps, [self._live[index] for index in moved])
+        torch._foreach_abs_(gaps)
+        torch._foreach_div_(gaps, scales)
+        torch._foreach_add_(gaps, 1)
+        torch._foreach_div_([self._gradient(index) for index in moved], gaps)
+
+    def _add_steps(self, batch: Sequence[int], copies: Sequence[Tensor], rates: Sequence[float]) -> None:
+        """Add the steps that were made to the running means; overwrites the copies of the weights before them."""
+        steps, squares = [copies[index] for index in batch], [self._squares[index] for index in batch]
+        torch._foreach_sub_(steps, [self._live[index] for index in batch])
+        torch._foreach_div_(steps, [rates[index] for index in batch])
+        torch._foreach_mul_(steps, steps)
+        torch._foreach_mul_(steps, 1 - self._cure.decay)
+        torch._foreach_mul_(squares, self._cure.decay)
+        torch._foreach_add_(squares, steps)
+        for index in batch:
             self._steps[index] += 1
 
 

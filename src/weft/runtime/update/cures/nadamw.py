@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from weft.runtime.update.host_numbers import on_device
 from weft.runtime.update.rules import UpdatedParameter, linear_rule
 
 
@@ -47,7 +48,7 @@ def direction(parameter: UpdatedParameter) -> Tensor:
     state, group = parameter.state, parameter.group
     beta1, beta2 = map(float, group["betas"])
     gamma, next_gamma = (beta1 * (1 - 0.5 * 0.96 ** ((parameter.step + s) * group["momentum_decay"])) for s in (0, 1))
-    product = float(state["mu_product"])
+    product = state["mu_product"] if on_device(state["mu_product"]) else float(state["mu_product"])
     mean: Tensor = state["exp_avg"]
     factor = next_gamma / (1 - product * next_gamma) + (1 - gamma) / (1 - product) / parameter.correction(beta1)
     root = (state["exp_avg_sq"] / parameter.correction(beta2)).sqrt_().add_(group["eps"])

@@ -1,0 +1,111 @@
+"""The time of a rank on its device, by events in its compute stream.
+
+The host only launches kernels, so its clock says nothing of a device. Each action has an event before and after it.
+They are read later, when the device has passed them: the figures lag behind, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+import torch
+
+from weft.runtime.device import allocator_peaks, has_streams, pop_range, push_range
+from weft.runtime.engine.meters import Meter
+from weft.schedule import Action, Op, Step
+
+BUSY, UPDATING, WAITING, OUTSIDE = "busy", "updating", "waiting", "outside"
+
+
+class _Span(NamedTuple):
+    """A part of a rank's time. What lies between two spans is waiting."""
+
+    kind: str  # WAITING ends some waiting, OUTSIDE what is not counted; both have no length
+    start: torch.Event
+    end: torch.Event
+    step: Step | None = None
+    cycle: list[tuple[Step, int, int]] | None = None  # that it is drawn in
+
+
+class DeviceMeter(Meter):
+    """A meter whose times are those of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._unread: deque[_Span] = deque()
+        self._latest: torch.Event | None = None  # the last event that was read
+        self._time = 0  # of that event, on the host's clock
+
+    def begin_cycle(self, *, first: bool) -> None:
+        self.read()
+        if first:
+            self.cycles.clear()
+        self.cycles.append([])
+        event = self._event()
+        if self._latest is None:  # once, to know the device's clock by the host's
+            event.synchronize()
+            self._latest, self._time = event, monotonic_ns()
+        self._unread.append(_Span(OUTSIDE, event, event))
+
+    def start(self, action: Action | None = None) -> torch.Event:
+        if action is not None:
+            push_range(self._device, str(action))
+        return self._event()
+
+    def end(self, step: Step, start: Any) -> None:
+        kind = UPDATING if step.action.op == Op.U else BUSY
+        self.actions += 1
+        self._unread.append(_Span(kind, start, self._event(), step, self.cycles[-1]))
+        pop_range(self._device)
+
+    def end_delayed_update(self, start: Any) -> None:
+        self._unread.append(_Span(UPDATING, start, self._event()))
+
+    def resume(self) -> None:
+        event = self._event()
+        self._unread.append(_Span(OUTSIDE, event, event))
+
+    def end_wait(self) -> None:
+        event = self._event()
+        self._unread.append(_Span(WAITING, event, event))
+
+    def read(self) -> None:
+        while self._unread and self._unread[0].end.query():
+            kind, start, end, step, cycle = self._unread.popleft()
+            begun, ended = self._moment(start), self._moment(end)
+            if kind != OUTSIDE:
+                self.waiting += begun - self._last
+            if kind == BUSY:
+                self.busy += ended - begun
+            elif kind == UPDATING:
+                self.updating += ended - begun
+            if cycle is not None and step is not None:
+                cycle.append((step, begun, ended))
+            self._last = ended
+
+    def reset(self) -> None:
+        self.read()
+        super().reset()
+
+    def as_dict(self) -> dict[str, Any]:
+        self.read()
+        return super().as_dict() | {"allocator": allocator_peaks(self._device)}
+
+    def _event(self) -> torch.Event:
+        event = torch.Event(device=self._device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self._device))
+        return event
+
+    def _moment(self, event: torch.Event) -> int:
+        """The time of an event, from that of the one before it: differences of seconds have few digits."""
+        assert self._latest is not None
+        self._time += round(self._latest.elapsed_time(event) * 1e6)
+        self._latest = event
+        return self._time
+
+
+def meter_for(device: torch.device) -> Meter:
+    return DeviceMeter(device) if has_streams(device) else Meter()
