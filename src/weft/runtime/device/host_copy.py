@@ -22,6 +22,7 @@ class HostCopy:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._event: torch.Event | None = None
         self._tensors = list(tensors)
+        self._numbers: list[float] | None = None
         for place, tensor in enumerate(self._tensors):
             if tensor.device.type == "cpu":
                 continue
@@ -35,7 +36,9 @@ class HostCopy:
 
     @property
     def ready(self) -> bool:
-        if self._event is not None and self._event.query():
+        if self._event is None:
+            return True
+        if self._event.query():
             self._event = None
         return self._event is None
 
@@ -55,4 +58,6 @@ class HostCopy:
 
     def numbers(self) -> list[float]:
         """All elements of all tensors."""
-        return [float(number) for tensor in self.tensors for number in tensor.reshape(-1).tolist()]
+        if self._numbers is None:
+            self._numbers = [number for tensor in self.tensors for number in tensor.double().reshape(-1).tolist()]
+        return self._numbers

@@ -359,7 +359,8 @@ class Worker:
         """Read the losses of finished mini-batches that are due."""
         while (due := self.completions.due(all_of_them=all_of_them)) is not None:
             chunk, update = due.chunk, due.update
-            yield from self.wait_for_device(update.is_known, (Op.U, chunk, update.minibatch))
+            if not update.is_known():
+                yield from self.wait_for_device(update.is_known, (Op.U, chunk, update.minibatch))
             with self.locating_errors(chunk, update.minibatch):
                 self.completions.read()
 
