@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers import devices, pretend
 
 from weft.cli import main
-from weft.doctor import command
+from weft.doctor import command, machine
 from weft.doctor.checks import Group, Outcome
 from weft.doctor.table import print_group
 from weft.schedule import METHODS
@@ -149,6 +151,7 @@ def test_a_driver_that_hangs_is_reported(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_one_device_is_enough_for_virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "own_backend", lambda kind: "nccl")
     for count, obstacle in ((1, "there is one cuda device, and each rank needs its own"), (2, "")):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
         virtual, real = command.plans("cuda")
@@ -198,3 +201,26 @@ def test_ranks_of_torchrun_compare_themselves() -> None:
     outcomes = {outcome["check"]: outcome for outcome in report["groups"][2]["outcomes"]}
     assert {outcome["verdict"] for name, outcome in outcomes.items() if name in LAWS} == {"passed"}
     assert "run weft doctor without it" in outcomes["a killed rank is noticed"]["found"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(pretend.unavailable() is not None, reason=f"{pretend.unavailable()}")
+@pytest.mark.parametrize("count", [1, 2])
+def test_another_kind_of_device(count: int) -> None:
+    pretend.build.build()
+    path = [str(devices.PLUGIN), str(devices.ROOT), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "WEFT_PRETEND_DEVICES": str(count)}
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "doctor", "--device", "pretend", "--seconds", "120", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    _, virtual, real = json.loads(done.stdout)["groups"]
+    assert {outcome["verdict"] for outcome in virtual["outcomes"]} == {"passed"}
+    verdicts = {outcome["check"]: outcome["verdict"] for outcome in real["outcomes"]}
+    assert list(verdicts) == REAL
+    del verdicts["shared memory"]
+    assert set(verdicts.values()) == {"passed" if count == 2 else "unchecked"}

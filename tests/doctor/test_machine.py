@@ -213,6 +213,7 @@ def test_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the user hides them
     assert outcome("accelerators", tmp_path).verdict == "unchecked"
     monkeypatch.setattr(machine, "device_kinds", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(machine, "own_backend", lambda kind: "nccl")
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A100")
     monkeypatch.setattr(machine, "versions", lambda: {"torch": "2.13", "cuda": "12.8", "nccl": "2.27.5"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from weft.doctor.cgroups import cpu_quota, memory_limit
 from weft.doctor.checks import Broken, Check, Found, NotHere
 from weft.environment import is_rank
+from weft.runtime.device import own_backend
 from weft.text import format_bytes
 from weft.version import __version__
 
@@ -173,10 +173,8 @@ def device_kinds() -> list[str]:
 
 
 def backend_of(kind: str) -> str:
-    """What moves messages between devices of a kind."""
-    with contextlib.suppress(ValueError):
-        return str(dist.get_default_backend_for_device(kind))
-    return "gloo"
+    """What moves messages between devices of a kind; gloo moves host memory."""
+    return own_backend(kind) or "gloo"
 
 
 def versions() -> dict[str, str]:

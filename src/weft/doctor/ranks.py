@@ -29,6 +29,7 @@ from weft.environment import is_rank
 from weft.errors import RunError, one_line
 from weft.runtime import launch
 from weft.runtime.comm import Collectives
+from weft.runtime.device import choose_device, gather_facts, use_device
 from weft.runtime.process import this_rank
 from weft.text import format_count
 
@@ -175,10 +176,8 @@ def _end_in(seconds: float) -> None:
 def _place(crew: Crew, folder: str) -> Place:
     if crew.virtual:
         dist.destroy_process_group()  # with one, ranks would be real
-    device, index = torch.device("cpu"), 0 if crew.virtual else int(os.environ["LOCAL_RANK"])
-    if crew.kind != "cpu":
-        device = torch.device(crew.kind, index)
-        torch.accelerator.set_device_index(index)
+    device = torch.device(choose_device(gather_facts(crew.kind, is_launched=bool(this_rank.name))).device)
+    use_device(device)
     _warm_up(device)
     collectives = Collectives(deadline=crew.limit)
     gathered = collectives.all_gather([socket.gethostname(), folder], purpose="meet")
