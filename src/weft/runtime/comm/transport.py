@@ -169,11 +169,11 @@ class ProcessTransport:
         """One link, from rank `a` to rank `b` of the replica whose first rank is `first`."""
         source, target = first + a, first + b
         group = self._device_group([source, target])
-        if group is not None and self._rank in (source, target):
-            token = torch.zeros(1, device=self._device)
-            dist.send(token, target, group=group) if self._rank == source else dist.recv(token, source, group=group)
         shares = group is None and source in readable[target]
+        token = torch.zeros(1, device=self._device)
         if self._rank == source:
+            if group is not None:
+                dist.send(token, target, group=group)
             self._outgoing[b] = SendLink(
                 self._lines,
                 target,
@@ -185,6 +185,8 @@ class ProcessTransport:
                 else DeviceSender(group, target, device=self._device, period=period),
             )
         if self._rank == target:
+            if group is not None:
+                dist.recv(token, source, group=group)
             pid = self.collectives.peers[source][1]
             self._incoming[a] = ReceiveLink(
                 self._lines,
