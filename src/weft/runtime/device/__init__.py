@@ -11,6 +11,7 @@ from weft.runtime.device.generators import Generator, device_generator, random_s
 from weft.runtime.device.hardware import device_identity, use_device
 from weft.runtime.device.host_copy import HostCopy
 from weft.runtime.device.launching import choose_backend
+from weft.runtime.device.pauses import Pauses
 from weft.runtime.device.profiling import allocator_peaks, pop_range, push_range
 from weft.runtime.device.resolver import Choice, choose_device
 from weft.runtime.device.streams import (
@@ -30,6 +31,7 @@ __all__ = [
     "DeviceFacts",
     "Generator",
     "HostCopy",
+    "Pauses",
     "Uploads",
     "allocator_peaks",
     "backend_for",

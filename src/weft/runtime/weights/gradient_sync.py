@@ -148,7 +148,8 @@ class Norm:
         if self.limit is not None:
             scale = _clip_scale(norm, self.limit)
             for (gradients,) in by_kind(update.present()):
-                torch._foreach_mul_(gradients, scale)
+                factor = scale.to(gradients[0].dtype) if isinstance(scale, Tensor) else scale
+                torch._foreach_mul_(gradients, factor)
 
 
 @dataclass(frozen=True, kw_only=True)
