@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import multiprocessing
 import time
 import traceback
@@ -55,7 +56,10 @@ class Processes:
 
 def _serve(connection: Connection, rank: int) -> None:
     controls = pretend.load()
+    import torch
     from tests.helpers.pretend import nccl
+
+    torch.set_num_threads(1)  # as in the tests of other processes
 
     nccl.register()
     while True:
@@ -71,12 +75,15 @@ def _serve(connection: Connection, rank: int) -> None:
         controls.reset()
 
 
-def in_process(body: Callable[[], None]) -> Callable[..., None]:
-    """A test that runs in a process with the device."""
+def in_process(body: Callable[..., None]) -> Callable[..., None]:
+    """A test that runs in a process with the device; its arguments are sent there."""
 
-    def test(pretend_process: Callable[..., None]) -> None:
-        pretend_process(body.__module__, body.__name__)
+    def test(pretend_process: Callable[..., None], **arguments: Any) -> None:
+        pretend_process(body.__module__, body.__name__, *(arguments[name] for name in parameters))
 
+    parameters = inspect.signature(body).parameters
+    own = inspect.Parameter("pretend_process", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    test.__signature__ = inspect.Signature([own, *parameters.values()])  # type: ignore[attr-defined]
     return _marked(test, body)
 
 

@@ -23,6 +23,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(scaled_dot_product_attention, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(_native_multi_head_attention, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(mse_loss, fp32)
   KERNEL_PRIVATEUSEONE(l1_loss, fp32)
   KERNEL_PRIVATEUSEONE(smooth_l1_loss, fp32)
