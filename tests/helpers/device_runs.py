@@ -138,7 +138,9 @@ class Case:
         words = [self.method, f"p{self.stages}", self.model, self.optimizer]
         words += [word for word in (self.treatment, self.pause) if word != "none"]
         words += ["clip"] * (self.clip_norm is not None) + ["replicas"] * (self.replicas > 1)
-        words += ["skip"] * (self.nan == "skip") + ["recompute"] * self.recompute + ["bf16"] * (self.precision != "fp32")
+        words += (
+            ["skip"] * (self.nan == "skip") + ["recompute"] * self.recompute + ["bf16"] * (self.precision != "fp32")
+        )
         words += ["telemetry"] * (self.telemetry is not None) + ["halved"] * (self.lr_scheduler is not None)
         return "-".join(words + [f"lag{self.lag}"] * (self.lag > 0))
 

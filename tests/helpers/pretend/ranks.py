@@ -33,10 +33,10 @@ class PretendRanks:
         if self._ranks != ranks:
             self.end()
             pretend.build.build()
-            self._pool, self._ranks = Pool(self._new_folder(), self._starter, ranks=ranks), ranks
+            self._pool, self._ranks = Pool(self._new_folder(), self._starter, ranks=ranks, prepare=load), ranks
         assert self._pool is not None
         try:
-            return self._pool.call(run_with_device, backend, fn, args)
+            return self._pool.call(run_with_device, fn, args, backend=backend)
         except BaseException:
             self._pool.kill()
             self._pool, self._ranks = None, 0
@@ -49,20 +49,22 @@ class PretendRanks:
         self._pool, self._ranks = None, 0
 
 
-def run_with_device(backend: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """On a rank: with the pretend device of its number as the current one."""
-    controls = pretend.load()
+def load() -> None:
+    """On a rank, once. The device of its number is the current one."""
+    pretend.load()
     from tests.helpers.pretend import nccl
 
     nccl.register()
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    store = dist.PrefixStore("pretend", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
-    dist.destroy_process_group()
-    torch.accelerator.set_device_index(rank)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    torch.accelerator.set_device_index(dist.get_rank())
+
+
+def run_with_device(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """On a rank: devices and communicators behave well again for the next function, however this one ends."""
+    from tests.helpers.pretend import nccl
+
     try:
         return fn(*args)
     finally:
         gc.collect()
         nccl.reset()
-        controls.reset()
+        pretend.load().reset()

@@ -26,8 +26,8 @@ LIMIT = 1.0  # seconds that a kernel waits for the gates of its stream
 def train_with_sums_on_the_compute_stream(case: Case) -> str:
     pretend.load().set_gate_limit(LIMIT)
     with (
-        mock.patch.object(transport, "new_stream", lambda device: None),
-        mock.patch.object(all_reduce, "new_stream", lambda device: None),
+        mock.patch.object(transport, "new_stream", return_value=None),
+        mock.patch.object(all_reduce, "new_stream", return_value=None),
         pytest.raises(RunError) as error,
     ):
         train(pipeline(case, "pretend"), case)
@@ -39,4 +39,6 @@ def test_tied_weights_hang_if_their_sums_run_on_the_compute_stream(
     pretend_launch: Callable[..., list[Any]], method: str
 ) -> None:
     errors = pretend_launch(train_with_sums_on_the_compute_stream, Case(method=method, tied=True), ranks=2)
-    assert all(f"waited {LIMIT:g} s for a gate that stayed closed: all_reduce (SUM)" in error for error in errors), errors
+    assert all(f"waited {LIMIT:g} s for a gate that stayed closed: all_reduce (SUM)" in error for error in errors), (
+        errors
+    )

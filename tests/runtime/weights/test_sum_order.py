@@ -41,7 +41,8 @@ CASES = [
     for schedule in METHODS
     for replicas, tied, clip in product((1, 2), (False, True), (False, True))
     if replicas > 1 or tied or clip
-    if not clip or schedule not in ("pipedream", "xpipe", "spectrain", "pipeoptim")  # no norm over chunks: see clip_norm
+    if not clip
+    or schedule not in ("pipedream", "xpipe", "spectrain", "pipeoptim")  # no norm over chunks: see clip_norm
 ]
 
 
