@@ -17,6 +17,7 @@ What it models:
 What it can't:
 - The host runs each kernel itself, so it blocks on a gate as soon as it launches a kernel behind it. On a real device
   the host would run ahead. A program that passes here does not rely on that; one that hangs here may not hang there.
+  For tests of failures, `set_gate_limit(…, run_ahead=True)` lets the host run ahead of what never completes.
 - A use of memory is a range of bytes from a tensor's first to its last element. Columns of one matrix overlap.
 - The host's own reads and writes of pinned memory are unseen. With a lag, memory that is read too early holds NaN or
   -1, and a source that is overwritten too early is reported.

@@ -54,7 +54,7 @@ class Controls:
         self.ext.set_clock(None, None)
         self.ext.on_wait(None)
         self.ext.stack_of_launch(None)
-        self.ext.set_gate_limit(30.0)
+        self.ext.set_gate_limit(30.0, False)
         self.ext.set_sanitizer("raise")
         self.ext.reset_errors()
         self.ext.set_device_count(device_module.default_count())
@@ -157,9 +157,13 @@ class Controls:
         """Kernels launched later on the stream, or behind an event recorded later on it, wait until the gate opens."""
         self.ext.block_stream(stream, gate)
 
-    def set_gate_limit(self, seconds: float) -> None:
-        """How long a launch or a synchronize waits for a gate before it raises an error with the gate's name."""
-        self.ext.set_gate_limit(seconds)
+    def set_gate_limit(self, seconds: float, *, run_ahead: bool = False) -> None:
+        """How long a launch or a synchronize waits for a gate before it raises an error with the gate's name.
+
+        With `run_ahead`, a launch then goes on, on whatever its memory holds, and later ones wait no more. So the host
+        gets past an operation that never completes, as with a real device. Events behind it stay incomplete.
+        """
+        self.ext.set_gate_limit(seconds, run_ahead)
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same bytes as a CPU tensor. Unseen by counts and sanitizer."""
