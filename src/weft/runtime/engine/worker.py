@@ -352,6 +352,7 @@ class Worker:
             parameters.skip()
         else:
             parameters.update(update.gradients)
+        update.drop_gradients()
         self.memory.count_weights()
         self.completions.add(chunk, update, own=own, skipped=skips)
 
