@@ -357,7 +357,7 @@ class Worker:
             parameters.skip()
         else:
             parameters.update(update.gradients)
-        update.gradients = []  # its loss may be read much later
+        update.drop_gradients()
         self.memory.count_weights()
         self.completions.add(chunk, update, own=own, skipped=skips)
 

@@ -77,6 +77,10 @@ class PendingUpdate:
     def present(self) -> list[Tensor]:
         return [gradient for gradient in self.gradients if gradient is not None]
 
+    def drop_gradients(self) -> None:
+        """Free their memory, once the update is made; on a device, its loss is read later."""
+        self.gradients = []
+
 
 class Stage(Protocol):
     """One step on the way to the final gradients: a sum over a group, by mini-batch."""
