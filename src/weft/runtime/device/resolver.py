@@ -56,8 +56,8 @@ def _as_asked(facts: DeviceFacts, asked: str, source: str) -> Choice:
     if not facts.visible:
         hidden = f" ({facts.masks})" if facts.masks else ""
         raise WeftError(
-            f"{source}: PyTorch sees no {kind} device{hidden}; use {source.replace(asked, 'cpu')}, or install a PyTorch "
-            f"build and a driver for {kind}"
+            f"{source}: PyTorch sees no {kind} device{hidden}; use {source.replace(asked, 'cpu')}, or install a "
+            f"PyTorch build and a driver for {kind}"
         )
     if not index:
         return _by_index(facts, source)
