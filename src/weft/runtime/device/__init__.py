@@ -6,7 +6,7 @@ kind has a rule.
 """
 
 from weft.runtime.device.backends import backend_for, own_backend
-from weft.runtime.device.facts import DeviceFacts, check_device, gather_facts
+from weft.runtime.device.facts import VARIABLE, DeviceFacts, check_device, gather_facts
 from weft.runtime.device.generators import Generator, device_generator, random_state_restored
 from weft.runtime.device.hardware import device_identity, use_device
 from weft.runtime.device.host_copy import HostCopy
@@ -27,6 +27,7 @@ from weft.runtime.device.streams import (
 from weft.runtime.device.uploads import Uploads
 
 __all__ = [
+    "VARIABLE",
     "Choice",
     "DeviceFacts",
     "Generator",
