@@ -34,7 +34,7 @@ GLOO = {"cpu": "gloo", "cuda": "gloo"}
 
 def rows() -> list[dict[str, str]]:
     """The rows of all tables of the section, by the names of `HEADINGS`; what a table leaves out is a dash."""
-    section = PAGE.read_text("utf-8").partition("## Which device a rank gets")[2].partition("\n## ")[0]
+    section = PAGE.read_text("utf-8").partition("## All cases")[2].partition("\n## ")[0]
     found: list[dict[str, str]] = []
     head: list[str] = []
     for line in section.splitlines():
