@@ -57,6 +57,7 @@ def run_parser(parser: argparse.ArgumentParser, arguments: list[str] | None) -> 
             print(f"{parser.prog}: {problem}", file=sys.stderr)
             return FAILED
         except KeyboardInterrupt:
+            print(f"{parser.prog}: interrupted", file=sys.stderr)
             return INTERRUPTED
         except OSError as problem:
             if training or problem.filename is not None:
@@ -328,7 +329,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", metavar="KIND", help="cpu, cuda, … (default: every kind at hand)")
+    parser.add_argument("--device", metavar="KIND", help="cpu, cuda, … (default: every available kind)")
     parser.add_argument(
         "--seconds", type=number, default=30.0, metavar="N", help="limit for each kind of device (default 30)"
     )

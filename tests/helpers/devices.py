@@ -42,6 +42,20 @@ def tolerance(within: float) -> float:
     return within if _kind(device()) in ("cpu", PRETEND) else max(within, 1e-4)
 
 
+def losses_behind() -> int:
+    """How many updates later than on the CPU the host reads a loss."""
+    return 0 if device() == "cpu" else 1
+
+
+def place_of_loss(minibatch: int, microbatch: int) -> str:
+    """A pattern of the place that an error names where a loss is not finite; on a device, the mini-batch has it."""
+    return (
+        rf"mini-batch {minibatch}, update"
+        if losses_behind()
+        else rf"mini-batch {minibatch}, micro-batch {microbatch} .*"
+    )
+
+
 def is_pretend() -> bool:
     return _kind(device()) == PRETEND
 

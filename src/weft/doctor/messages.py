@@ -102,7 +102,7 @@ def shared_memory(place: Place) -> Found:
     if problem:
         raise NotHere(f"ranks can't share it ({problem}); messages use {place.backend}, which is slower")
     os.close(descriptor)
-    return f"ranks share it; a copy has {LARGE / seconds / 1e9:.2g} GB/s", {"bytes_per_second": LARGE / seconds}
+    return f"works between ranks; copies at {LARGE / seconds / 1e9:.2g} GB/s", {"bytes_per_second": LARGE / seconds}
 
 
 def _fill(descriptor: int, token: bytes) -> float:

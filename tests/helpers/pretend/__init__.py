@@ -52,5 +52,12 @@ def load() -> Controls:
     A process has the device before its first backward, or not at all: autograd counts devices only then. It is the
     accelerator of the whole process from now on, so run tests with it in processes of their own (`processes.py`).
     """
+    controls = autoload()
+    importlib.import_module("tests.helpers.pretend.controls").check_autograd()
+    return controls
+
+
+def autoload() -> Controls:
+    """The same, as `import torch` does it, before anything can have run; the process may still fork others."""
     controls: Controls = importlib.import_module("tests.helpers.pretend.controls").CONTROLS
     return controls

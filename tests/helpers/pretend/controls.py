@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib.util
 import threading
 import traceback
@@ -171,11 +172,15 @@ class Controls:
         return alias
 
 
-def _check_autograd() -> None:
+@functools.cache
+def check_autograd() -> None:
+    """That autograd has threads for the device. Starts them, so processes that were forked later have no autograd."""
     try:
-        torch.ones((), device="pretend", requires_grad=True).sin().backward()  # type: ignore[no-untyped-call]
+        with CONTROLS.visible_devices(1):
+            torch.ones((), device="pretend", requires_grad=True).sin().backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise RuntimeError("load the pretend device before the first backward of a process") from error
+    CONTROLS.reset()
 
 
 def _let_autograd_end() -> None:
@@ -186,7 +191,5 @@ def _let_autograd_end() -> None:
 EXTENSION = _load_extension()
 device_module.register(EXTENSION)
 CONTROLS = Controls(EXTENSION)
-with CONTROLS.visible_devices(1):
-    _check_autograd()
 CONTROLS.reset()
 atexit.register(_let_autograd_end)

@@ -138,13 +138,10 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({"nan": "ignore"}, r"nan is \"stop\" or \"skip\".*got 'ignore'"),
     "seed": ({"seed": 0.5}, r"seed is a whole number \(got 0\.5\)"),
     "deadline": ({"deadline": 0}, r"deadline is a number of seconds above 0 \(got 0\)"),
-    "device unknown": ({"device": "cude"}, r"device is a device .*got 'cude'\), did you mean 'cuda'\?"),
-    "device number": ({"device": 1}, r"device is a device .*such as \"cpu\", .*got 1\)"),
-    "device meta": ({"device": "meta"}, r"device is a device .*got 'meta'\); a model may be on the meta device"),
-    "device absent": (
-        {"device": "vulkan"},
-        r'device="vulkan" needs a vulkan device, and PyTorch sees none .*; use the',
-    ),
+    "device unknown": ({"device": "cude"}, r"device must be a device, .*got 'cude'\), did you mean 'cuda'\?"),
+    "device number": ({"device": 1}, r"device must be a device, .*such as \"cpu\", .*got 1\)"),
+    "device meta": ({"device": "meta"}, r"can compute \(got 'meta'\); only the model may be on meta"),
+    "device absent": ({"device": "vulkan"}, r'device="vulkan": PyTorch sees no vulkan device.*; use device="cpu"'),
     "no optimizer": ({"optimizer": lambda params: None}, r"optimizer is a function .*got NoneType"),
     "other parameters": (
         {"optimizer": lambda params: sgd(layers().parameters())},

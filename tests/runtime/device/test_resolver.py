@@ -149,7 +149,7 @@ def test_every_combination_has_a_device_that_is_there_or_an_error_with_a_remedy(
     for facts in all_facts():
         device, why = outcome(facts)
         if device == "refused":
-            assert re.search(r"\(.*\d.*\).*; ", why) or "found: " in why, facts
+            assert re.search(r"(\(.*\d.*\).*|found: .*|sees no cuda device); ", why), facts
         elif device != "cpu":
             assert int(device.removeprefix("cuda:")) < facts.visible
             assert why

@@ -54,9 +54,10 @@ def _as_asked(facts: DeviceFacts, asked: str, source: str) -> Choice:
         return Choice(device="cpu")
     kind, _, index = asked.partition(":")
     if not facts.visible:
+        hidden = f" ({facts.masks})" if facts.masks else ""
         raise WeftError(
-            f"{source} needs a {kind} device, and PyTorch sees none (visible: 0); use the CPU, or a PyTorch and a "
-            "driver for this device"
+            f"{source}: PyTorch sees no {kind} device{hidden}; use {source.replace(asked, 'cpu')}, or install a "
+            f"PyTorch build and a driver for {kind}"
         )
     if not index:
         return _by_index(facts, source)

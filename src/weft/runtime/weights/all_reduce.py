@@ -97,9 +97,11 @@ class GroupSums:
         """The stream for everything that belongs to a group's sums; None: the current one."""
         if self._device is None:
             return None
-        if group.line not in self._streams:
-            self._streams[group.line] = new_stream(self._device)
-        return self._streams[group.line]
+        all_reduce = self._across.get(group.line)
+        line = "" if all_reduce is None or all_reduce.on_device is None else group.line  # streams are few
+        if line not in self._streams:
+            self._streams[line] = new_stream(self._device)
+        return self._streams[line]
 
     def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Sum:
         """Add a member's part; a future of the total, in tensors that belong to the member."""

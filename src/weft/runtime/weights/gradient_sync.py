@@ -77,6 +77,10 @@ class PendingUpdate:
     def present(self) -> list[Tensor]:
         return [gradient for gradient in self.gradients if gradient is not None]
 
+    def drop_gradients(self) -> None:
+        """Free their memory, once the update is made; on a device, its loss is read later."""
+        self.gradients = []
+
 
 class Stage(Protocol):
     """One step on the way to the final gradients: a sum over a group, by mini-batch."""
@@ -148,7 +152,8 @@ class Norm:
         if self.limit is not None:
             scale = _clip_scale(norm, self.limit)
             for (gradients,) in by_kind(update.present()):
-                torch._foreach_mul_(gradients, scale)
+                factor = scale.to(gradients[0].dtype) if isinstance(scale, Tensor) else scale
+                torch._foreach_mul_(gradients, factor)
 
 
 @dataclass(frozen=True, kw_only=True)

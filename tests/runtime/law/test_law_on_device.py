@@ -1,0 +1,129 @@
+"""The law on a device: with the CPU's kernels, results are those of the CPU to the bit, whatever the options.
+
+The CPU's own results are compared with the oracle in the other tests of this folder. Virtual ranks run on the pretend
+device with the stream sanitizer, and in half of the rows with late events and copies.
+
+`make test` runs a pairwise cover of the table, `make test-all` also the other rows.
+"""
+
+import random
+from collections.abc import Hashable
+from dataclasses import astuple, replace
+from itertools import combinations
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from tests.helpers import pretend
+from tests.helpers.device_runs import MODELS, OPTIMIZERS, TREATMENTS, Case, Run, train
+from tests.helpers.pairwise import pairwise, parametrize_rows
+from tests.helpers.pretend.processes import in_process
+from tests.helpers.waits import short_pauses
+
+from weft.runtime.device import HostCopy, uploads
+from weft.schedule import METHODS
+
+ROWS = 600
+LAG = 40  # launches: some actions
+
+
+def random_cases(seed: int, count: int) -> list[Case]:
+    """Rows of a table that is too large to run: of all options together, where weft accepts them."""
+    chance = random.Random(seed)
+    cases: dict[Case, None] = {}
+    while len(cases) < count:
+        case = Case(
+            method=chance.choice(list(METHODS)),
+            stages=chance.choice([2, 4]),
+            model=chance.choice(list(MODELS)),
+            optimizer=chance.choice(list(OPTIMIZERS)),
+            treatment=chance.choice(list(TREATMENTS)),
+            clip_norm=chance.choice([None, 0.1]),
+            replicas=chance.choice([1, 2]),
+            nan=chance.choice(["stop", "skip"]),
+            recompute=chance.choice([False, True]),
+            precision=chance.choice(["fp32", "bf16"]),
+            telemetry=chance.choice([None, 2]),
+            lr_scheduler=chance.choice([None, "halved"]),
+            pause=chance.choice(["none", "evaluate", "resume"]),
+            lag=chance.choice([0, LAG]),
+        )
+        if case.is_allowed:
+            cases[case] = None
+    return list(cases)
+
+
+def values(case: Case) -> tuple[Hashable, ...]:
+    return astuple(case)
+
+
+TABLE = random_cases(0, ROWS)
+
+
+def differences(ran: Run, expected: Run) -> list[str]:
+    """What is not the same, to the bit; a step on a device may return the loss of one mini-batch earlier."""
+    assert list(ran.state) == list(expected.state)
+    found = [name for name, tensor in expected.state.items() if not torch.equal(tensor, ran.state[name])]
+    known = ran.losses.keys() & expected.losses.keys()
+    found += [f"loss {t}" for t in known if repr(ran.losses[t]) != repr(expected.losses[t])]
+    found += [
+        f"lag of step {t}" for t, pair in enumerate(zip(ran.newest, expected.newest, strict=True)) if not _near(*pair)
+    ]
+    found += [f"last: {ran.last} instead of {expected.last}"] * (repr(ran.last) != repr(expected.last))
+    found += [f"figures: {ran.figures} instead of {expected.figures}"] * (repr(ran.figures) != repr(expected.figures))
+    return found
+
+
+def _near(newest: int, expected: int) -> bool:
+    return expected - 1 <= newest <= expected
+
+
+@parametrize_rows("case", TABLE, values)
+@in_process
+def test_the_table(case: Case, tmp_path: Path) -> None:
+    controls = pretend.load()
+    expected = train(case, "cpu", tmp_path)
+    controls.set_lag(case.lag)
+    launches = controls.launches()
+    with short_pauses():
+        ran = train(case, "pretend:0", tmp_path)
+    assert differences(ran, expected) == []
+    assert controls.launches() > launches + 1000
+
+
+# Controls: each breaks what the table would then notice
+
+
+@in_process
+def test_another_result_differs(tmp_path: Path) -> None:
+    case = Case(method="wpipe")
+    expected = train(case, "cpu", tmp_path)
+    assert differences(train(case, "pretend:0", tmp_path), expected) == []
+    for other in ({"clip_norm": 0.1}, {"method": "2bw"}, {"optimizer": "adamw-foreach"}, {"nan": "skip"}):
+        found = differences(train(replace(case, **other), "pretend:0", tmp_path), expected)
+        assert set(expected.state) <= set(found)
+        assert "loss 4" in found
+
+
+@in_process
+def test_streams_that_do_not_wait_for_inputs_are_noticed(tmp_path: Path) -> None:
+    pretend.load().set_lag(LAG)
+    with mock.patch.object(uploads, "wait_for_mark"), pytest.raises(RuntimeError, match="stream sanitizer"):
+        train(Case(method="wpipe"), "pretend:0", tmp_path)
+
+
+@in_process
+def test_a_loss_that_is_read_too_early_is_noticed(tmp_path: Path) -> None:
+    pretend.load().set_lag(LAG)
+    case = Case(method="wpipe", nan="skip")
+    expected = train(case, "cpu", tmp_path)
+    with mock.patch.object(HostCopy, "ready", True):
+        ran = train(case, "pretend:0", tmp_path)
+    assert any(found.startswith(("loss", "last")) for found in differences(ran, expected))
+
+
+def test_the_cover_has_every_pair_of_values() -> None:
+    cover = {pair for case in pairwise(TABLE, values) for pair in combinations(enumerate(values(case)), 2)}
+    others = {pair for case in random_cases(1, 5000) for pair in combinations(enumerate(values(case)), 2)}
+    assert others <= cover
