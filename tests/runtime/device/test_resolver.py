@@ -195,3 +195,12 @@ def test_one_hardware_queue_is_refused_with_cuda_only() -> None:
     assert choose_device(replace(facts, connections="8")).device == "cuda:0"
     assert choose_device(replace(facts, requested="cpu")).device == "cpu"
     assert choose_device(replace(facts, requested="xpu:0", accelerator="xpu")).device == "xpu:0"
+
+
+@pytest.mark.parametrize("name", ["CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT"])
+def test_a_host_that_waits_for_every_operation_is_refused_with_nccl_only(name: str) -> None:
+    facts = DeviceFacts(requested="cuda:0", accelerator="cuda", visible=1, group=NVIDIA, blocking=(name,))
+    with pytest.raises(WeftError, match=rf"\({name}: 1\): if the host waits .*; leave the variable out"):
+        choose_device(facts)
+    assert choose_device(replace(facts, blocking=())).device == "cuda:0"
+    assert choose_device(replace(facts, group=None)).device == "cuda:0"
