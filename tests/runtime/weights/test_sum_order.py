@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -59,6 +60,7 @@ class Joined:
         self.members: dict[tuple[str, Member], list[int]] = defaultdict(list)
         self._added: Counter[tuple[str, int, int]] = Counter()
         self._chance = random.Random(seed)
+        self._rank: Callable[[Member], int] = lambda member: 0  # of a member; set by `train`
         add: Any = GroupSums.add
         advance: Any = GradientSync.advance
 
