@@ -202,7 +202,7 @@ def build(case: Case, *, ranks: int | None) -> weft.Pipeline:
 
 
 def digest(tensor: Tensor) -> str:
-    plain = tensor.detach().contiguous().reshape(-1)
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
     return (
         f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()}"
     )
