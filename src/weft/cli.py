@@ -234,6 +234,7 @@ class Command:
     run: Callable[[argparse.Namespace], None]
     arguments: Callable[[argparse.ArgumentParser], None]
     trains: Callable[[argparse.Namespace], bool] = _never
+    epilog: str | None = None
 
 
 def _draw_arguments(parser: argparse.ArgumentParser) -> None:
@@ -336,9 +337,10 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+DEVICE = "The device is chosen by WEFT_DEVICE (cpu, cuda, cuda:1); see docs/gpus.md"
 COMMANDS: dict[str, Command] = {
-    "train": Command(run=train, arguments=_train_arguments, trains=lambda given: not given.print_config),
-    "compare": Command(run=compare, arguments=_compare_arguments, trains=lambda given: True),
+    "train": Command(run=train, arguments=_train_arguments, trains=lambda given: not given.print_config, epilog=DEVICE),
+    "compare": Command(run=compare, arguments=_compare_arguments, trains=lambda given: True, epilog=DEVICE),
     "export": Command(run=export, arguments=_export_arguments),
     "schedules": Command(run=schedules, arguments=add_json),
     "draw": Command(run=draw, arguments=_draw_arguments),
@@ -358,7 +360,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         description = (command.run.__doc__ or "").strip()
-        subparser = commands.add_parser(name, help=description, description=description, allow_abbrev=False)
+        subparser = commands.add_parser(
+            name, help=description, description=description, epilog=command.epilog, allow_abbrev=False
+        )
         command.arguments(subparser)
         subparser.set_defaults(run=command.run, trains=command.trains, parser=subparser)
     return parser

@@ -33,6 +33,14 @@ def choose(name: str) -> None:
         importlib.import_module("tests.helpers.pretend").load()  # builds it, if need be
 
 
+def check() -> None:
+    """WeftError if there is no such device."""
+    if device() != "cpu":
+        from weft.runtime.device import choose_device, gather_facts  # imports torch
+
+        choose_device(gather_facts(is_launched=False))
+
+
 def device() -> str:
     return os.environ.get("WEFT_DEVICE", "cpu")
 

@@ -34,7 +34,8 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 def test_what_is_read_without_a_group() -> None:
-    with fake_devices(4, environment=FOUR | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "WEFT_SHARE_DEVICES": "1"}):
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_LAUNCH_BLOCKING": "1", "WEFT_SHARE_DEVICES": "1"}
+    with fake_devices(4, environment=FOUR | variables):
         facts = gather_facts(is_launched=True)
     assert (facts.requested, facts.default, facts.model, facts.group, facts.is_new) == (None, None, (), None, False)
     assert (facts.accelerator, facts.visible, facts.current, facts.is_set, facts.is_used) == (
@@ -45,7 +46,7 @@ def test_what_is_read_without_a_group() -> None:
         False,
     )
     assert (facts.local_rank, facts.local_ranks, facts.is_launched) == (1, 4, True)
-    assert (facts.may_share, facts.connections) == (True, "1")
+    assert (facts.may_share, facts.connections, facts.blocking) == (True, "1", ("CUDA_LAUNCH_BLOCKING",))
 
 
 @pytest.mark.parametrize(("current", "is_set"), [(0, False), (2, True)])

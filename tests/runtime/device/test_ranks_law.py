@@ -32,7 +32,7 @@ SURROUNDINGS: list[dict[str, Any]] = [
 
 def table(ranks: int) -> list[Case]:
     """Surroundings alternate: five of them, so that each meets every option."""
-    options = product(METHODS, (1, 2), *[(False, True)] * 5)
+    options: Any = product(METHODS, (1, 2), *[(False, True)] * 5)
     cases = [
         Case(
             method=method,

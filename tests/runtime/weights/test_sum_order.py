@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -58,16 +59,19 @@ class Joined:
         self.members: dict[tuple[str, Member], list[int]] = defaultdict(list)
         self._added: Counter[tuple[str, int, int]] = Counter()
         self._chance = random.Random(seed)
-        add, advance = GroupSums.add, GradientSync.advance
+        add: Any = GroupSums.add
+        advance: Any = GradientSync.advance
 
         def recording(sums: GroupSums, group: Group, minibatch: int, member: Member, part: Parts) -> Sum:
             self._note(group, minibatch, member)
-            return add(sums, group, minibatch, member, part)
+            joined: Sum = add(sums, group, minibatch, member, part)
+            return joined
 
         def advance_later(sync: GradientSync, update: PendingUpdate, older: PendingUpdate | None = None) -> int:
             if update.sum is not None and update.sum.is_there() and self._chance.random() < 0.5:
                 return 1  # the worker looks again
-            return advance(sync, update, older)
+            finished: int = advance(sync, update, older)
+            return finished
 
         monkeypatch.setattr(GroupSums, "add", recording)
         monkeypatch.setattr(GradientSync, "advance", advance_later)

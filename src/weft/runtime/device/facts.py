@@ -18,6 +18,7 @@ from weft.text import did_you_mean
 
 VARIABLE = "WEFT_DEVICE"  # where ranks compute if the user's code does not say
 SHARE = "WEFT_SHARE_DEVICES"  # 1: ranks of a host may share a device, for tests on few devices
+BLOCKING = ("CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT")
 KINDS = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # to suggest; any other that PyTorch knows is accepted, too
 DEVICE = 'a device, such as "cpu", "cuda" or "cuda:1"'
 
@@ -41,6 +42,7 @@ class DeviceFacts:
     is_new: bool = False  # whether weft makes the group, and may choose other backends
     may_share: bool = False  # by WEFT_SHARE_DEVICES
     connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
+    blocking: tuple[str, ...] = ()  # variables that are set and make the host wait for every operation
     masks: str = ""  # variables that hide devices, such as CUDA_VISIBLE_DEVICES=0
 
     @property
@@ -89,6 +91,7 @@ def gather_facts(
         is_new=not joined and new_group is not None,
         may_share=os.environ.get(SHARE) == "1",
         connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+        blocking=tuple(name for name in BLOCKING if os.environ.get(name) == "1"),
         masks=", ".join(f"{name}={value}" for name, value in device_masks().items()),
     )
 

@@ -31,6 +31,11 @@ def choose_device(facts: DeviceFacts) -> Choice:
             "compute waits behind a message that waits for another rank, and ranks may wait for each other forever; "
             "leave the variable out"
         )
+    if choice.device.startswith("cuda") and facts.backend is not None and facts.blocking:
+        raise WeftError(
+            f"weft launches operations that wait for other ranks, and goes on meanwhile ({facts.blocking[0]}: 1): if "
+            "the host waits for each of them, ranks wait for each other forever; leave the variable out"
+        )
     return choice
 
 

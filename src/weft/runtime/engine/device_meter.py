@@ -23,7 +23,7 @@ BUSY, UPDATING, WAITING, OUTSIDE = "busy", "updating", "waiting", "outside"
 class _Span(NamedTuple):
     """A part of a rank's time. What lies between two spans is waiting."""
 
-    kind: str  # WAITING ends some waiting, OUTSIDE what is not counted; both have no length
+    kind: str  # WAITING has no length and ends some waiting; OUTSIDE ends what is not counted
     start: torch.Event
     end: torch.Event
     step: Step | None = None
@@ -89,6 +89,7 @@ class DeviceMeter(Meter):
             self._last = ended
 
     def reset(self) -> None:
+        """What the device has not passed yet is still drawn, but no longer counted."""
         self.read()
         self._unread = deque(span._replace(kind=OUTSIDE) for span in self._unread)
         super().reset()

@@ -188,8 +188,7 @@ def _work(sums: queue.SimpleQueue[_Sum | None], all_reduce: AllReduce, device: t
                     part.wait(all_reduce.deadline)
                 shares = share(_over_processes(part.tensors, all_reduce.on_host))
             except BaseException as problem:  # it belongs to those who wait for the sum
-                for future in waiting:
-                    future.set_exception(problem)
+                _fail(waiting, problem)
             else:
                 _resolve(waiting, shares)
                 del shares
@@ -225,3 +224,8 @@ def _copies(total: Parts, number: int) -> list[Parts]:
 def _resolve(waiting: list[Sum], shares: list[Parts]) -> None:
     for future, result in zip(waiting, shares, strict=True):
         future.set_result(result)
+
+
+def _fail(waiting: list[Sum], problem: BaseException) -> None:
+    for future in waiting:
+        future.set_exception(problem)
