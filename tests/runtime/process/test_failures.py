@@ -22,7 +22,7 @@ import torch.distributed as dist
 from tests.helpers import devices
 from tests.helpers.faults import Trial
 from tests.helpers.rank_functions import eventually
-from tests.helpers.scripts import SOON, TORCHRUN, Done, Script, Scripts, Starter
+from tests.helpers.scripts import ROOT, SOON, SOURCES, TORCHRUN, Done, Script, Scripts, Starter, paths
 from torch import Tensor, nn
 
 import weft
@@ -30,7 +30,6 @@ from weft import faults
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
-ROOT = str(Path(__file__).parents[3])
 WIDTH, MICROBATCHES, RANKS = 8, 4, 3
 LONG = 60.0  # a deadline that no case reaches, so that every failure is found before it
 SHORT = 2.0  # a deadline that a case waits for
@@ -338,7 +337,7 @@ def run_cases() -> dict[str, RankError]:
 
 def environment(scripts: Scripts) -> dict[str, str]:
     """Keep torch's cache out of the temporary folder, which must be empty after a run."""
-    return {"PYTHONPATH": ROOT, "TORCHINDUCTOR_CACHE_DIR": str(scripts.folder / "cache")}
+    return {"PYTHONPATH": paths(ROOT, SOURCES), "TORCHINDUCTOR_CACHE_DIR": str(scripts.folder / "cache")}
 
 
 @pytest.fixture(scope="module")
