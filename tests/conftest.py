@@ -37,6 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.helpers import devices  # after the rewrite
 
     devices.choose(config.getoption("--device"))
+    try:
+        devices.check()
+    except ValueError as problem:  # a WeftError
+        pytest.exit(str(problem), returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 @pytest.fixture(autouse=True)

@@ -165,8 +165,8 @@ BAD: list[tuple[list[str], str]] = [
     (["check", "2bw", *SIZES, "-o", "x.svg"], "ends in .csv"),
     (["check", "2bw", *SIZES, "--slots", "0"], "slots must be a whole number"),
     (["check", "2bw", *SIZES, "--in-flight", "2"], "holds 3 micro-batches in flight"),
-    (["doctor", "--device", "gpu9"], "torch knows no device 'gpu9' (at hand: cpu"),
-    (["doctor", "--device", "cuda:1"], "takes a kind of device (got cuda:1); use cuda"),
+    (["doctor", "--device", "gpu9"], "--device must be a kind of device, such as cpu or cuda (got 'gpu9')"),
+    (["doctor", "--device", "cuda:1"], "(got 'cuda:1'); use cuda"),
     (["doctor", "--seconds", "0"], "--seconds must be above 0 (got 0)"),
     (["doctor", "--seconds", "nan"], "--seconds must be above 0 (got nan)"),
     (["doctor", "--second", "5"], "did you mean '--seconds'?; see 'weft doctor --help'"),
@@ -268,3 +268,12 @@ def test_a_connection_that_training_loses_is_no_output(capsys: pytest.CaptureFix
     parser.set_defaults(run=lose, trains=lambda arguments: True)
     assert run_parser(parser, []) == 1
     assert capsys.readouterr().err == "weft: [Errno 32] Broken pipe\n"
+
+
+def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.cli.print_table", interrupt)
+    assert main(["schedules"]) == 130
+    assert capsys.readouterr().err == "weft: interrupted\n"

@@ -8,6 +8,7 @@ only:
 - `weft train` and `weft compare` get the settings of `SHORT` after their own, and virtual ranks: tests of real ones are
   in tests/train/test_processes.py. A command that resumes a run, or sets a number of updates, makes `MORE` updates more
   than the one before.
+- `weft doctor` gets more time than its default, because a busy machine may need it.
 - `torchrun` lines run in real processes, all lines of a block at the same time, as on many machines. Here it is one
   machine, so the address is 127.0.0.1 and the port a free one.
 - `make` lines are not run: they install packages. Their targets must exist.
@@ -36,6 +37,9 @@ from tests.train.test_start import TABLE
 
 from weft.cli import main
 from weft.faults import FAULTS, PHASES
+from weft.runtime.comm import SHARED_MEMORY_SWITCH
+from weft.runtime.device.facts import SHARE
+from weft.runtime.device.facts import VARIABLE as DEVICE_VARIABLE
 from weft.schedule import load_schedule_function, write_csv
 from weft.train.config import describe
 from weft.train.job import Job, job_of, job_of_run
@@ -143,6 +147,8 @@ def run_weft(line: str, updates: int, capsys: pytest.CaptureFixture[str]) -> Non
     trains = words[0] == "train" or (words[0] == "compare" and "--resume" not in words)
     if trains and not expected:
         words = shortened(words, updates, virtual="--max-restarts" not in words)  # which is for real ranks
+    if words[0] == "doctor":
+        words += ["--seconds", "300"]
     capsys.readouterr()
     assert main(words) == expected, (line, capsys.readouterr().err)
     captured = capsys.readouterr()
@@ -273,7 +279,11 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", text_of(page)):
-        assert (path_of(page).parent / link).exists(), link
+        name, _, anchor = link.partition("#")
+        target = path_of(page).parent / name if name else path_of(page)
+        assert target.exists(), link
+        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, link
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -435,6 +445,16 @@ def table(rows: list[tuple[str, str, str, str, str]]) -> str:
     return "\n".join(lines)
 
 
+VARIABLES = """## Environment variables
+
+| variable | meaning |
+| --- | --- |
+| `WEFT_DEVICE` | where ranks compute, if the code does not say: `cpu`, `cuda`, `cuda:1`; see [gpus.md](gpus.md) |
+| `WEFT_SHARE_DEVICES` | `1` lets ranks of a host share devices, for tests on few devices |
+| `WEFT_SHARED_MEMORY` | `0` sends messages of ranks on a host over the process group, not through shared memory |
+"""
+
+
 def configuration() -> str:
     """docs/configuration.md; each model and each data format has its own table."""
     parts = [OPENING]
@@ -456,7 +476,7 @@ def configuration() -> str:
         for names, keys in choices.items():
             parts.append(f"### {names}\n")
             parts.append(table(keys) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, VARIABLES])
 
 
 def test_the_configuration_page_has_every_key(request: pytest.FixtureRequest) -> None:
@@ -466,7 +486,8 @@ def test_the_configuration_page_has_every_key(request: pytest.FixtureRequest) ->
         page.write_text(configuration(), "utf-8")
     assert page.read_text("utf-8") == configuration()
     keys = {row[0] for row in describe(Job)}
-    assert set(re.findall(r"^\| `([\w.]+)` \|", page.read_text("utf-8"), re.MULTILINE)) == keys
+    shown = set(re.findall(r"^\| `([\w.]+)` \|", page.read_text("utf-8"), re.MULTILINE))
+    assert shown == keys | {DEVICE_VARIABLE, SHARE, SHARED_MEMORY_SWITCH}
 
 
 def test_keys_in_the_text_exist() -> None:

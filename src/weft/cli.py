@@ -57,6 +57,7 @@ def run_parser(parser: argparse.ArgumentParser, arguments: list[str] | None) -> 
             print(f"{parser.prog}: {problem}", file=sys.stderr)
             return FAILED
         except KeyboardInterrupt:
+            print(f"{parser.prog}: interrupted", file=sys.stderr)
             return INTERRUPTED
         except OSError as problem:
             if training or problem.filename is not None:
@@ -233,6 +234,7 @@ class Command:
     run: Callable[[argparse.Namespace], None]
     arguments: Callable[[argparse.ArgumentParser], None]
     trains: Callable[[argparse.Namespace], bool] = _never
+    epilog: str | None = None
 
 
 def _draw_arguments(parser: argparse.ArgumentParser) -> None:
@@ -328,16 +330,17 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", metavar="KIND", help="cpu, cuda, … (default: every kind at hand)")
+    parser.add_argument("--device", metavar="KIND", help="cpu, cuda, … (default: every available kind)")
     parser.add_argument(
         "--seconds", type=number, default=30.0, metavar="N", help="limit for each kind of device (default 30)"
     )
     add_json(parser)
 
 
+DEVICE = "The device is chosen by WEFT_DEVICE (cpu, cuda, cuda:1); see docs/gpus.md"
 COMMANDS: dict[str, Command] = {
-    "train": Command(run=train, arguments=_train_arguments, trains=lambda given: not given.print_config),
-    "compare": Command(run=compare, arguments=_compare_arguments, trains=lambda given: True),
+    "train": Command(run=train, arguments=_train_arguments, trains=lambda given: not given.print_config, epilog=DEVICE),
+    "compare": Command(run=compare, arguments=_compare_arguments, trains=lambda given: True, epilog=DEVICE),
     "export": Command(run=export, arguments=_export_arguments),
     "schedules": Command(run=schedules, arguments=add_json),
     "draw": Command(run=draw, arguments=_draw_arguments),
@@ -357,7 +360,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         description = (command.run.__doc__ or "").strip()
-        subparser = commands.add_parser(name, help=description, description=description, allow_abbrev=False)
+        subparser = commands.add_parser(
+            name, help=description, description=description, epilog=command.epilog, allow_abbrev=False
+        )
         command.arguments(subparser)
         subparser.set_defaults(run=command.run, trains=command.trains, parser=subparser)
     return parser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers import devices, pretend
 
 from weft.cli import main
-from weft.doctor import command
-from weft.doctor.checks import Group, Outcome
+from weft.doctor import command, machine
+from weft.doctor.checks import Check, Group, Outcome
+from weft.doctor.ranks import Crew
 from weft.doctor.table import print_group
 from weft.schedule import METHODS
 
@@ -29,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def check_schema(report: Any) -> None:
-    assert list(report) == ["weft", "passed", "seconds", "groups"]
+    assert list(report) == ["weft", "passed", "unchecked", "seconds", "groups"]
     for group in report["groups"]:
         assert list(group) == ["title", "outcomes", "seconds", "device", "ranks", "virtual"]
         for outcome in group["outcomes"]:
@@ -94,7 +97,7 @@ GROUP = Group(
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def examine(at_hand: list[str], device: str | None, *, seconds: float) -> Iterator[Group]:
+    def examine(*choices: Any, seconds: float) -> Iterator[Group]:
         yield GROUP
 
     monkeypatch.setattr(command, "examine", examine)
@@ -111,14 +114,14 @@ def test_a_failed_check_has_its_remedy_and_exit_code_1(broken: None, capsys: pyt
         "–  accelerators  none",
         "",
     ]
-    assert captured.err == "weft: 1 of 3 checks failed: memory\n"
+    assert captured.err == "weft: 1 check passed, 1 failed (memory), 1 not checked\n"
 
 
 def test_json_of_a_broken_machine(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     check_schema(report)
-    assert report["passed"] is False
+    assert (report["passed"], report["unchecked"]) == (False, 1)
     assert report["groups"][0]["outcomes"][0]["figures"] == {"far": None}
 
 
@@ -137,8 +140,71 @@ def test_a_device_that_is_not_there_is_broken(
     monkeypatch.setattr(command, "device_kinds", lambda: ["cpu"])
     assert main(["doctor", "--device", "xpu"]) == 1
     text = capsys.readouterr().out
-    assert re.search(r"^✗  xpu device +torch sees none\n +→ install a torch that is built for xpu", text, re.MULTILINE)
+    words = r"^✗  --device +xpu, but torch sees no such device\n +→ leave --device out, or install .* driver for xpu$"
+    assert re.search(words, text, re.MULTILINE)
     assert "ranks" not in text
+
+
+def test_a_default_that_is_not_there_is_broken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the ranks of the doctor start without it."""
+    inherited = []
+
+    def run_on_ranks(checks: list[Check], crew: Crew, *, end: float) -> list[Outcome]:
+        inherited.append(os.environ.get("WEFT_DEVICE"))
+        return [check.unchecked("no need") for check in checks]
+
+    monkeypatch.setattr(command, "device_kinds", lambda: ["cpu"])
+    monkeypatch.setattr(command, "run_on_ranks", run_on_ranks)
+    monkeypatch.setenv("WEFT_DEVICE", "xpu:1")
+    assert main(["doctor", "--device", "cpu"]) == 1
+    captured = capsys.readouterr()
+    assert re.search(r"^✗  WEFT_DEVICE +xpu:1, but torch .*\n +→ leave WEFT_DEVICE out", captured.out, re.MULTILINE)
+    assert "1 failed (WEFT_DEVICE)" in captured.err
+    assert (inherited, os.environ["WEFT_DEVICE"]) == ([None, None], "xpu:1")
+
+
+@pytest.mark.parametrize(
+    ("device", "default", "message"),
+    [
+        ("CPU", "", "--device must be a kind of device, such as cpu or cuda (got 'CPU'), did you mean 'cpu'?"),
+        ("nonsense", "", "--device must be a kind of device, such as cpu or cuda (got 'nonsense')"),
+        ("cuda:1", "", "--device must be a kind of device, such as cpu or cuda (got 'cuda:1'); use cuda"),
+        ("meta", "", "--device must be a device that can compute (got 'meta'); only the model may be on meta"),
+        (
+            "cpu:0",
+            "cude",
+            'WEFT_DEVICE must be a device, such as "cpu", "cuda" or "cuda:1" (got \'cude\'), did you mean \'cuda\'?',
+        ),
+    ],
+)
+def test_what_is_no_device(
+    device: str, default: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_DEVICE", default)
+    assert main(["doctor", "--device", device]) == 2
+    assert capsys.readouterr() == ("", f"weft: {message}\n")
+
+
+def test_what_time_did_not_suffice_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "cpu", "--seconds", "0.01"]) == 1
+    assert re.search(r"not checked \(26 for lack of time: --seconds 60\)$", capsys.readouterr().err)
+
+
+def test_virtual_ranks_leave_half_of_the_time_to_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: dict[str, float] = {}
+
+    def run_on_ranks(checks: list[Check], crew: Crew, *, end: float) -> list[Outcome]:
+        times[crew.title] = end - time.monotonic()
+        return []
+
+    monkeypatch.setattr(command, "run_on_ranks", run_on_ranks)
+    list(command.examine(["cpu"], None, None, seconds=100.0))
+    assert [round(seconds) for seconds in times.values()] == [50, 100]
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    list(command.examine(["xpu"], None, None, seconds=100.0))  # with one device, there are no real ranks
+    assert round(times["xpu, 4 virtual ranks"]) == 100
 
 
 def test_a_driver_that_hangs_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +215,7 @@ def test_a_driver_that_hangs_is_reported(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_one_device_is_enough_for_virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "own_backend", lambda kind: "nccl")
     for count, obstacle in ((1, "there is one cuda device, and each rank needs its own"), (2, "")):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
         virtual, real = command.plans("cuda")
@@ -159,12 +226,12 @@ def test_one_device_is_enough_for_virtual_ranks(monkeypatch: pytest.MonkeyPatch)
 # The table
 
 
-def test_a_group_without_any_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes = [Outcome(check=name, verdict="unchecked", found="no time") for name in ("a", "b")]
-    print_group(Group(title="cpu", seconds=0, outcomes=outcomes))
-    assert capsys.readouterr().out == "cpu (0.0 s)\n–  2 checks  no time\n\n"
-    print_group(Group(title="cpu", seconds=0, outcomes=[*outcomes, FAILED]))
-    assert capsys.readouterr().out.count("no time") == 2
+def test_checks_that_did_not_run_for_the_same_reason_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = [Outcome(check=name, verdict="unchecked", found="no time") for name in ("a", "b", "c")]
+    print_group(Group(title="cpu", seconds=0, outcomes=[FAILED, *outcomes]))
+    assert capsys.readouterr().out.endswith("→ buy some\n–  3 checks  no time\n\n")
+    print_group(Group(title="cpu", seconds=0, outcomes=outcomes[:2]))
+    assert capsys.readouterr().out == "cpu (0.0 s)\n–  a  no time\n–  b  no time\n\n"
 
 
 def test_every_row_of_a_long_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,3 +265,26 @@ def test_ranks_of_torchrun_compare_themselves() -> None:
     outcomes = {outcome["check"]: outcome for outcome in report["groups"][2]["outcomes"]}
     assert {outcome["verdict"] for name, outcome in outcomes.items() if name in LAWS} == {"passed"}
     assert "run weft doctor without it" in outcomes["a killed rank is noticed"]["found"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(pretend.unavailable() is not None, reason=f"{pretend.unavailable()}")
+@pytest.mark.parametrize("count", [1, 2])
+def test_another_kind_of_device(count: int) -> None:
+    pretend.build.build()
+    path = [str(devices.PLUGIN), str(devices.ROOT), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "WEFT_PRETEND_DEVICES": str(count)}
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "doctor", "--device", "pretend", "--seconds", "120", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    _, virtual, real = json.loads(done.stdout)["groups"]
+    assert {outcome["verdict"] for outcome in virtual["outcomes"]} == {"passed"}
+    verdicts = {outcome["check"]: outcome["verdict"] for outcome in real["outcomes"]}
+    assert list(verdicts) == REAL
+    del verdicts["shared memory"]
+    assert set(verdicts.values()) == {"passed" if count == 2 else "unchecked"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.doctor.checks import Broken
+from weft.doctor.checks import Broken, NotHere
 from weft.doctor.peers import same_clocks, same_versions
 
 
@@ -38,5 +38,20 @@ def test_versions_must_agree() -> None:
 
 def test_clocks_must_agree() -> None:
     assert same_clocks(Pair(offset=0.25))[1] == {"offset_seconds": pytest.approx(0.25)}  # type: ignore[arg-type]
-    with pytest.raises(Broken, match=r"rank 1 on .* is -?5e\+03 ms from rank 0"):
+    with pytest.raises(Broken, match=r"^5e\+03 ms apart \(rank 1 on .*\)"):
         same_clocks(Pair(offset=-5.0))  # type: ignore[arg-type]
+
+
+class Alone:
+    """The only rank."""
+
+    rank = 0
+
+    def gather(self, data: Any) -> list[Any]:
+        return [data]
+
+
+@pytest.mark.parametrize("check", [same_versions, same_clocks])
+def test_one_rank_has_nothing_to_compare(check: Any) -> None:
+    with pytest.raises(NotHere, match=r"^there is one rank$"):
+        check(Alone())

@@ -99,35 +99,62 @@ KILLED = "rank 1 was killed by SIGKILL"
 
 
 @pytest.mark.parametrize(
-    ("journal", "problem", "left", "verdict", "found"),
+    ("limit", "problem", "verdict", "found"),
     [
-        ([], "rank 0 did not join", 25.0, "failed", "the ranks did not start: rank 0 did not join"),
-        ([], "rank 0 did not join", 5.0, "unchecked", "no time was left"),
-        ([{"begun": "x", "limit": ranks.CHECK_LIMIT}], ALARM, 25.0, "failed", "did not end within 12 s"),
-        ([{"begun": "x", "limit": 3.0}], ALARM, 25.0, "unchecked", "no time was left"),
-        ([{"begun": "x", "limit": 3.0}], "rank 1 failed: X", 25.0, "failed", "rank 1 failed: X"),
-        ([{"begun": "x", "limit": 3.0}], KILLED, 25.0, "failed", KILLED),  # by somebody else
+        (ranks.CHECK_LIMIT, ALARM, "failed", "did not end within 12 s"),
+        (3.0, ALARM, "unchecked", "no time was left"),
+        (3.0, "rank 1 failed: X", "failed", "rank 1 failed: X"),
+        (3.0, KILLED, "failed", KILLED),  # by somebody else
     ],
 )
-def test_why_ranks_ended(
-    tmp_path: Path, journal: list[dict[str, object]], problem: str, left: float, verdict: str, found: str
-) -> None:
-    (tmp_path / "journal").write_text("".join(json.dumps(line) + "\n" for line in journal))
-    outcome = ranks._after_error(check(fake.good), REAL, problem, str(tmp_path), left=left, end=time.monotonic())
+def test_why_ranks_ended(tmp_path: Path, limit: float, problem: str, verdict: str, found: str) -> None:
+    (tmp_path / "journal").write_text(json.dumps({"begun": "x", "limit": limit}) + "\n")
+    outcome = ranks._after_error(check(fake.good), REAL, problem, str(tmp_path))
     assert outcome.verdict == verdict
     assert found in outcome.found
     assert bool(outcome.remedy) == (verdict == "failed")
 
 
-def test_ranks_that_fail_at_once_are_broken_with_little_time_left(tmp_path: Path) -> None:
-    soon = time.monotonic() + 5.0
-    outcome = ranks._after_error(check(fake.good), REAL, "no loopback", str(tmp_path), left=5.0, end=soon)
-    assert (outcome.verdict, outcome.found) == ("failed", "the ranks did not start: no loopback")
+def not_starting(monkeypatch: pytest.MonkeyPatch, problem: str, *, left: float, taken: float) -> list[Outcome]:
+    """The outcomes of two checks, if ranks that have `left` seconds fail to start after `taken` seconds."""
+    now = [0.0]
+
+    def run_once(*args: object, **options: object) -> str:
+        now[0] += taken
+        return problem
+
+    monkeypatch.setattr(ranks, "_run_once", run_once)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return run_on_ranks([check(fake.good), check(fake.hanging)], REAL, end=left)
+
+
+@pytest.mark.parametrize(("left", "taken"), [(25.0, 25.0), (5.0, 0.1)])
+def test_ranks_that_do_not_start_are_one_failure(monkeypatch: pytest.MonkeyPatch, left: float, taken: float) -> None:
+    start, *rest = not_starting(monkeypatch, "rank 0 did not join", left=left, taken=taken)
+    assert (start.check, start.verdict, start.found) == ("ranks start", "failed", "rank 0 did not join")
+    assert "--seconds" in start.remedy
+    assert [(outcome.check, outcome.found) for outcome in rest] == [
+        ("good", "the ranks had ended before"),
+        ("hanging", "the ranks had ended before"),
+    ]
+
+
+def test_a_start_with_little_time_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = not_starting(monkeypatch, "rank 0 did not join", left=5.0, taken=5.0)
+    assert [(outcome.check, outcome.found) for outcome in outcomes] == [
+        ("good", ranks.OUT_OF_TIME),
+        ("hanging", ranks.OUT_OF_TIME),
+    ]
+
+
+def test_a_mistake_has_its_own_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, *_ = not_starting(monkeypatch, "WeftError: x must be 1 (got 2); use 1; or 0", left=25.0, taken=1.0)
+    assert (start.found, start.remedy) == ("WeftError: x must be 1 (got 2)", "use 1; or 0")
 
 
 def test_a_death_is_judged_by_its_moment(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text('{"begun": "x", "limit": 12.0}\n')
     for seconds, verdict in ((0.0, "passed"), (60.0, "failed")):
         ranks.moment_file(str(tmp_path)).write_text(str(time.monotonic() - seconds))
-        outcome = ranks._after_error(check(fake.exiting), REAL, KILLED, str(tmp_path), left=25.0, end=time.monotonic())
+        outcome = ranks._after_error(check(fake.exiting), REAL, KILLED, str(tmp_path))
         assert outcome.verdict == verdict

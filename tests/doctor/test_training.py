@@ -44,7 +44,7 @@ def test_a_method_equals_its_formula_in_all_dtypes(method: str, place: Place) ->
     found, distances = training.law(method, ALL, place)
     predicts = method in ("xpipe", "spectrain", "pipeoptim")
     assert distances == dict.fromkeys(ALL[:2] if predicts else ALL, 0.0)
-    assert found == f"fp32 exact, fp64 exact, bf16 {'not with this method' if predicts else 'exact'}"
+    assert found == f"fp32 exact, fp64 exact, bf16 {'not supported' if predicts else 'exact'}"
 
 
 def later(law: oracle.Law) -> oracle.Law:
@@ -104,7 +104,7 @@ def test_a_dtype_that_the_device_lacks_is_named(place: Place, monkeypatch: pytes
         return ones(*args, dtype=dtype, **options)
 
     monkeypatch.setattr(torch, "ones", without_fp64)
-    assert training.law("gpipe", ALL, place)[0] == "fp32 exact, fp64 not on this device, bf16 exact"
+    assert training.law("gpipe", ALL, place)[0] == "fp32 exact, fp64 not supported on this device, bf16 exact"
 
 
 def test_a_method_without_a_formula_is_not_checked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from tests.helpers.devices import tolerance
+from tests.helpers.devices import losses_behind, tolerance
 from tests.helpers.oracle import Oracle, delays
 from torch import Tensor, nn
 from torch.nn import functional
@@ -66,6 +66,17 @@ def train(pipe: weft.Pipeline, data: Iterable[Batch]) -> dict[str, Tensor]:
     for inputs, targets in data:
         pipe.step(inputs, targets)
     return pipe.state_dict()
+
+
+def results_of(pipe: weft.Pipeline, data: Iterable[Batch]) -> list[weft.Result]:
+    """The result of each mini-batch of a synchronous schedule, as soon as the host has it: from its own step or, on a
+    device, from the next one; then the pipeline is flushed."""
+    results = [pipe.step(*batch) for batch in data]
+    if losses_behind():
+        assert results[0].minibatch is None
+        results = [*results[1:], pipe.flush()]
+    assert [result.minibatch for result in results] == list(range(len(results)))
+    return results
 
 
 def plain(

@@ -28,15 +28,20 @@ from weft.runtime.device import choose_backend
 
 
 class Pool:
-    """Ranks that wait for functions. After a failure they are of no more use: `kill` them."""
+    """Ranks that wait for functions. After a failure they are of no more use: `kill` them.
 
-    def __init__(self, folder: Path, starter: Starter, *, ranks: int) -> None:
+    Each rank calls `prepare` once, before its first function.
+    """
+
+    def __init__(
+        self, folder: Path, starter: Starter, *, ranks: int, prepare: Callable[[], None] | None = None
+    ) -> None:
         self._scripts = Scripts(folder, starter)
         with tempfile.TemporaryDirectory(prefix="weft-") as short, socket.socket(socket.AF_UNIX) as listener:
             address = os.path.join(short, "pool")  # the path of a socket may have 107 characters
             listener.bind(address)
             listener.listen(ranks)
-            self._script = self._scripts.start_launch(serve, address, str(folder / "store"), ranks=ranks)
+            self._script = self._scripts.start_launch(serve, address, str(folder / "store"), prepare, ranks=ranks)
             try:
                 self._ranks = self._accept(listener, ranks)
             except BaseException:
@@ -55,9 +60,12 @@ class Pool:
                 by_rank[connection.recv()] = connection
         return [by_rank[rank] for rank in range(ranks)]
 
-    def call(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        """The results of `fn(*args)` by rank; an error as soon as it fails on any rank."""
-        call = pickle.dumps((fn, args))
+    def call(self, fn: Callable[..., Any], *args: Any, backend: str | None = None) -> list[Any]:
+        """The results of `fn(*args)` by rank; an error as soon as it fails on any rank.
+
+        `backend` is that of the process group; None for the one that weft chooses.
+        """
+        call = pickle.dumps((backend, fn, args))
         for connection in self._ranks:
             connection.send_bytes(call)
         results: dict[Connection, Any] = {}
@@ -91,8 +99,10 @@ class Pool:
         self._scripts.end()
 
 
-def serve(address: str, store_path: str) -> None:
+def serve(address: str, store_path: str, prepare: Callable[[], None] | None) -> None:
     """The main function of a rank of a pool."""
+    if prepare is not None:
+        prepare()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     store = dist.FileStore(store_path, ranks)  # type: ignore[attr-defined]
     gc.freeze()  # so that collecting what a function leaves takes no time
@@ -115,6 +125,7 @@ def _run(call: bytes, store: Any) -> Any:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     gc.collect()
     dist.destroy_process_group()
-    dist.init_process_group(choose_backend(None, is_launched=True), store=store, rank=rank, world_size=ranks)
-    fn, args = pickle.loads(call)
+    backend, fn, args = pickle.loads(call)
+    backend = backend or choose_backend(None, is_launched=True)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     return fn(*args)

@@ -210,3 +210,17 @@ def test_a_gate_can_open_into_an_error() -> None:
     gate.open()
     with stream:
         torch.ones(1, device=DEVICE)
+
+
+@in_process
+def test_the_host_can_run_ahead_of_a_gate_that_stays_closed() -> None:
+    controls = pretend.load()
+    controls.set_gate_limit(0.05, run_ahead=True)
+    stream = side_stream()
+    controls.block_stream(stream, controls.Gate("receive 2"))
+    with stream:
+        torch.ones(3, device=DEVICE)
+        after = stream.record_event()
+    assert not after.query()
+    with pytest.raises(RuntimeError, match="a gate that stayed closed: receive 2"):
+        after.synchronize()

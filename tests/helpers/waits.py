@@ -12,7 +12,7 @@ from unittest import mock
 from tests.helpers import pretend
 from tests.helpers.device_runs import ROWS, Case, batch, pipeline
 
-from weft.runtime.engine import driver
+from weft.runtime.device import pauses
 from weft.runtime.engine.waiting import Waits
 from weft.runtime.engine.worker import Worker
 
@@ -73,7 +73,7 @@ def steady_waits(step: Step) -> Counted:
 
 def short_pauses() -> contextlib.AbstractContextManager[Any]:
     """Look at a device again at once: a lag counts looks, not time."""
-    return mock.patch.object(driver, "LONGEST_PAUSE", driver.FIRST_PAUSE)
+    return mock.patch.object(pauses, "LONGEST", pauses.FIRST)
 
 
 def waits_of(case: Case, **options: Any) -> Counted:

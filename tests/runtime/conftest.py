@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.helpers.pool import Pool
+from tests.helpers.pretend.ranks import PretendRanks
 from tests.helpers.scripts import Scripts, Starter
 
 
@@ -24,6 +25,14 @@ def launch(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Iterat
     yield launch
     for pool in pools.values():
         pool.end()
+
+
+@pytest.fixture(scope="session")
+def pretend_launch(tmp_path_factory: pytest.TempPathFactory, starter: Starter) -> Iterator[Callable[..., list[Any]]]:
+    """`pretend_launch(fn, *args, ranks=2)`: as `launch`, on ranks with a pretend device each; see `PretendRanks`."""
+    started = PretendRanks(lambda: tmp_path_factory.mktemp("pool"), starter)
+    yield started.call
+    started.end()
 
 
 @pytest.fixture(params=["forked ranks", pytest.param("new interpreters", marks=pytest.mark.slow)])

@@ -105,6 +105,17 @@ def test_a_failed_run_does_not_end_the_comparison(tmp_path: Path, capsys: pytest
     assert (tmp_path / "tiny" / "report.html").exists()
 
 
+def test_a_cause_that_all_runs_share_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_DEVICE", "vulkan")
+    sets = tiny(schedule__virtual=True, log__folder=str(tmp_path))
+    assert main(["compare", *sets, "--schedules", "1f1b,wpipe"]) == 1
+    err = capsys.readouterr().err
+    assert "weft: every run failed: WEFT_DEVICE=vulkan: PyTorch sees no vulkan device" in err
+    assert err.count("WEFT_DEVICE=vulkan") == 1
+
+
 def test_a_schedule_from_a_file_stays_in_its_folder(tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text((Path(__file__).parents[2] / "examples" / "v_shape.csv").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
@@ -16,12 +17,14 @@ from weft.doctor.checks import Broken, Check, Found, Group, Outcome, outcome_wit
 from weft.doctor.machine import device_kinds, machine_checks
 from weft.doctor.messages import message_checks
 from weft.doctor.peers import peer_checks
-from weft.doctor.ranks import Crew, Place, run_on_ranks
+from weft.doctor.ranks import OUT_OF_TIME, Crew, Place, run_on_ranks
 from weft.doctor.table import print_group
 from weft.doctor.training import dtype_check, kill_check, law_checks, resume_check
 from weft.environment import is_first, is_rank
 from weft.errors import RunError, WeftError, one_line
 from weft.output import json_safe
+from weft.runtime.device import VARIABLE, check_device
+from weft.text import format_count
 from weft.version import __version__
 
 MACHINE_LIMIT = 10.0  # seconds for a check of the machine
@@ -32,59 +35,90 @@ def doctor(arguments: argparse.Namespace) -> None:
     """`weft doctor`; RunError if something is broken."""
     if not arguments.seconds > 0:
         raise WeftError(f"--seconds must be above 0 (got {arguments.seconds:g})")
-    begin, groups = time.monotonic(), []
-    at_hand = _at_hand()
-    device = None if arguments.device is None else _kind(arguments.device, at_hand)
-    for group in examine(at_hand, device, seconds=arguments.seconds):
-        groups.append(group)
-        if is_first() and not arguments.json:
-            print_group(group)
+    device = None if arguments.device is None else _kind(arguments.device)
+    begin, groups, default = time.monotonic(), [], os.environ.get(VARIABLE)
+    if default:
+        check_device(default, source=VARIABLE)
+    with _without(VARIABLE):  # ranks of the doctor are told their device
+        for group in examine(_available(), device, default or None, seconds=arguments.seconds):
+            groups.append(group)
+            if is_first() and not arguments.json:
+                print_group(group)
     outcomes = [outcome for group in groups for outcome in group.outcomes]
-    failed = [outcome.check for outcome in outcomes if outcome.verdict == "failed"]
+    is_good, summary = _summary(outcomes, arguments.seconds)
     if is_first() and arguments.json:
         report = {
             "weft": __version__,
-            "passed": not failed,
+            "passed": is_good,
+            "unchecked": sum(outcome.verdict == "unchecked" for outcome in outcomes),
             "seconds": time.monotonic() - begin,
             "groups": [asdict(group) for group in groups],
         }
         print(json.dumps(json_safe(report), indent=2), flush=True)
-    if is_first() and failed:
-        raise RunError(f"{len(failed)} of {len(outcomes)} checks failed: {', '.join(failed)}")
+    if is_first() and not is_good:
+        raise RunError(summary)
+    if is_first() and not arguments.json:
+        print(f"weft: {summary}")
 
 
-def _at_hand() -> list[str]:
+def _summary(outcomes: list[Outcome], seconds: float) -> tuple[bool, str]:
+    """Whether all that could be checked was, and is right; and the counts, in words."""
+    failed = [outcome.check for outcome in outcomes if outcome.verdict == "failed"]
+    unchecked = [outcome.found for outcome in outcomes if outcome.verdict == "unchecked"]
+    late = unchecked.count(OUT_OF_TIME)
+    parts = [f"{format_count(len(outcomes) - len(failed) - len(unchecked), 'check')} passed"]
+    parts += [f"{len(failed)} failed ({', '.join(failed)})"] if failed else []
+    more = f" ({late} for lack of time: --seconds {max(60, 2 * seconds):g})" if late else ""
+    parts += [f"{len(unchecked)} not checked{more}"] if unchecked else []
+    return not failed and not late, ", ".join(parts)
+
+
+@contextlib.contextmanager
+def _without(variable: str) -> Iterator[None]:
+    value = os.environ.pop(variable, None)
+    try:
+        yield
+    finally:
+        os.environ.update({} if value is None else {variable: value})
+
+
+def _available() -> list[str]:
     try:
         return within(MACHINE_LIMIT, device_kinds)
     except TimeoutError as problem:
         raise RunError(f"torch looked for devices, and {problem}; restart their driver, or the machine") from None
 
 
-def _kind(device: str, at_hand: list[str]) -> str:
-    try:
-        parsed = torch.device(device)
-    except RuntimeError:
-        raise WeftError(f"torch knows no device {device!r} (at hand: {', '.join(at_hand)})") from None
+def _kind(device: str) -> str:
+    kind = "a kind of device, such as cpu or cuda"
+    parsed = check_device(device, source="--device", what=kind)
     if parsed.index is not None:
-        raise WeftError(f"--device takes a kind of device (got {device}); use {parsed.type}")
+        raise WeftError(f"--device must be {kind} (got {device!r}); use {parsed.type}")
     return parsed.type
 
 
-def examine(at_hand: list[str], device: str | None, *, seconds: float) -> Iterator[Group]:
-    """All outcomes, group by group: of the machine, then of one or each kind of device, for at most `seconds` each."""
+def examine(available: list[str], device: str | None, default: str | None, *, seconds: float) -> Iterator[Group]:
+    """All outcomes, group by group: of the machine, then of one or each kind of device, for at most `seconds` each.
+
+    `device` is the user's choice, and `default` what WEFT_DEVICE is.
+    """
     begin = time.monotonic()
     outcomes = machine_outcomes(end=begin + seconds)
-    if device is not None and device not in at_hand:
-        outcomes.append(_missing(device))
+    outcomes += [
+        _missing(source, name)
+        for source, name in (("--device", device), (VARIABLE, default))
+        if name and not _is_there(name, available)
+    ]
     yield Group(title="this machine", outcomes=outcomes, seconds=time.monotonic() - begin)
-    for kind in [kind for kind in at_hand if device in (None, kind)]:
-        end = time.monotonic() + seconds
-        for crew, checks, obstacle in plans(kind):
-            begin = time.monotonic()
+    for kind in [kind for kind in available if device in (None, kind)]:
+        end, todo = time.monotonic() + seconds, plans(kind)
+        while todo:
+            begin, sharers = time.monotonic(), sum(not obstacle for *_, obstacle in todo)
+            (crew, checks, obstacle), *todo = todo
             skipped = [check.unchecked(obstacle) for check in checks]
             yield Group(
                 title=crew.title,
-                outcomes=skipped if obstacle else run_on_ranks(checks, crew, end=end),
+                outcomes=skipped if obstacle else run_on_ranks(checks, crew, end=begin + (end - begin) / sharers),
                 seconds=time.monotonic() - begin,
                 device=kind,
                 ranks=crew.ranks,
@@ -98,7 +132,7 @@ def machine_outcomes(*, end: float) -> list[Outcome]:
     if is_rank():
         on_ranks = [replace(check, run=partial(_without_place, check.run)) for check in checks]
         return run_on_ranks([*on_ranks, *peers], Crew(kind="cpu", ranks=_world()), end=end)
-    alone = [check.unchecked("there are none: this is no rank of torchrun") for check in peers]
+    alone = [check.unchecked("not run under torchrun") for check in peers]
     return [outcome_within(check, MACHINE_LIMIT) for check in checks] + alone
 
 
@@ -109,9 +143,14 @@ def _without_place(run: Callable[[], Found], place: Place) -> Found:
         raise Broken(one_line(problem)) from problem
 
 
-def _missing(kind: str) -> Outcome:
-    remedy = f"install a torch that is built for {kind}, and its driver"
-    return Outcome(check=f"{kind} device", verdict="failed", found="torch sees none", remedy=remedy)
+def _is_there(name: str, available: list[str]) -> bool:
+    device = torch.device(name)
+    return device.type in available and (device.index or 0) < max(1, torch.accelerator.device_count())
+
+
+def _missing(source: str, name: str) -> Outcome:
+    remedy = f"leave {source} out, or install a PyTorch build and a driver for {name.partition(':')[0]}"
+    return Outcome(check=source, verdict="failed", found=f"{name}, but torch sees no such device", remedy=remedy)
 
 
 def plans(kind: str) -> list[tuple[Crew, list[Check], str]]:
@@ -123,7 +162,7 @@ def plans(kind: str) -> list[tuple[Crew, list[Check], str]]:
         (
             virtual,
             [*law_checks("fp32", "fp64", "bf16"), resume_check()],
-            "not under torchrun; run weft doctor without it" if is_rank() else "",
+            "not run under torchrun; run weft doctor without it" if is_rank() else "",
         ),
         (
             real,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from weft.doctor.cgroups import cpu_quota, memory_limit
 from weft.doctor.checks import Broken, Check, Found, NotHere
 from weft.environment import is_rank
+from weft.runtime.device import own_backend
 from weft.text import format_bytes
 from weft.version import __version__
 
@@ -99,6 +99,8 @@ def shm(root: Path) -> Found:
     found = f"{format_bytes(free)} free of {format_bytes(size)}"
     if free < LEAST_SHM and device_kinds() != ["cpu"]:
         raise Broken(f"{found}; NCCL needs {format_bytes(LEAST_SHM)}")
+    if free < LEAST_SHM:
+        raise NotHere(f"{format_bytes(free)} free; weft does not need it, DataLoader workers do")
     return found, {"free": free, "size": size}
 
 
@@ -109,11 +111,11 @@ def ports() -> Found:
         socket.create_connection(("127.0.0.1", free), SOCKET_TIMEOUT).close()
     given = os.environ.get("MASTER_PORT")
     if given is not None and not (given.isdigit() and 0 < int(given) < 2**16):
-        raise Broken(f"MASTER_PORT is no port ({given})", "set it to a number up to 65535, or unset it")
+        raise Broken(f"MASTER_PORT must be 1 to 65535 (got {given})", "set another one, or unset it")
     port = int(given or TORCHRUN_PORT)
     if is_rank():
-        state = "where ranks have met"
-    elif not _is_taken(port):
+        return f"loopback works; ranks met at port {port}", {"master_port": port}
+    if not _is_taken(port):
         state = "free for torchrun"
     elif given is None:
         state = f"in use: give torchrun --master-port {free}"
@@ -137,7 +139,7 @@ def accelerators(root: Path) -> Found:
         driver = next((f"/{path}" for path in DRIVERS if (root / path).exists()), None)
         if driver and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1"):
             raise Broken(f"there is a driver ({driver}), but torch {torch.__version__} sees no device")
-        raise NotHere("torch sees none; training runs on the CPU")
+        raise NotHere("torch sees no device but the CPU")
     count, backend = torch.accelerator.device_count(), backend_of(kind)
     name_of = getattr(torch.get_device_module(kind), "get_device_name", lambda index: kind)
     names = ", ".join(dict.fromkeys(str(name_of(index)) for index in range(count)))
@@ -167,16 +169,14 @@ def _wall_offset() -> float:
 
 
 def device_kinds() -> list[str]:
-    """The kinds of devices at hand: the CPU, then what torch calls the accelerator."""
+    """The available kinds of devices: the CPU, then what torch calls the accelerator."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
 
 
 def backend_of(kind: str) -> str:
-    """What moves messages between devices of a kind."""
-    with contextlib.suppress(ValueError):
-        return str(dist.get_default_backend_for_device(kind))
-    return "gloo"
+    """What moves messages between devices of a kind; gloo moves host memory."""
+    return own_backend(kind) or "gloo"
 
 
 def versions() -> dict[str, str]:

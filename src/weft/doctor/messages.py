@@ -74,6 +74,8 @@ def _one_way(place: Place, first: int, nbytes: int, group: dist.ProcessGroup | N
 def shared_memory(place: Place) -> Found:
     """Whether ranks can read each other's anonymous memory, as weft's links on the CPU do."""
     switches = place.gather(os.environ.get(SHARED_MEMORY_SWITCH))
+    if len(switches) < 2:
+        raise NotHere("there is one rank")
     for reason, applies in (
         ("devices have memory of their own", place.device.type != "cpu"),
         ("weft shares memory on Linux only", sys.platform != "linux"),
@@ -102,7 +104,7 @@ def shared_memory(place: Place) -> Found:
     if problem:
         raise NotHere(f"ranks can't share it ({problem}); messages use {place.backend}, which is slower")
     os.close(descriptor)
-    return f"ranks share it; a copy has {LARGE / seconds / 1e9:.2g} GB/s", {"bytes_per_second": LARGE / seconds}
+    return f"works between ranks; copies at {LARGE / seconds / 1e9:.2g} GB/s", {"bytes_per_second": LARGE / seconds}
 
 
 def _fill(descriptor: int, token: bytes) -> float:

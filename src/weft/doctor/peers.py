@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from weft.doctor.checks import Broken, Check, Found
+from weft.doctor.checks import Broken, Check, Found, NotHere
 from weft.doctor.machine import device_kinds, versions
 from weft.doctor.ranks import Place
 
@@ -23,6 +23,8 @@ def peer_checks() -> list[Check]:
 def same_versions(place: Place) -> Found:
     """Of all that ranks must have in common; and the same kinds of devices."""
     peers = place.gather(versions() | {"devices": ", ".join(device_kinds())})
+    if len(peers) < 2:
+        raise NotHere("there is one rank")
     for rank, peer in enumerate(peers):
         for name in {**peers[0], **peer}:
             if (version := peers[0].get(name)) != (other := peer.get(name)):
@@ -38,9 +40,11 @@ def same_clocks(place: Place) -> Found:
         times = place.gather(time.time())
         offsets.append(times[place.rank] - times[0])
     peers = place.gather([min(offsets, key=abs), socket.gethostname()])
+    if len(peers) < 2:
+        raise NotHere("there is one rank")
     rank = max(range(len(peers)), key=lambda rank: abs(peers[rank][0]))
     offset, host = peers[rank]
-    found = f"rank {rank} on {host} is {offset * 1000:.3g} ms from rank 0"
+    found = f"{abs(offset) * 1000:.3g} ms apart (rank {rank} on {host})"
     if abs(offset) > CLOCK_OFFSET:
         raise Broken(found)
-    return f"at most: {found}", {"offset_seconds": offset}
+    return f"at most {found}", {"offset_seconds": offset}

@@ -29,6 +29,7 @@ from weft.environment import is_rank
 from weft.errors import RunError, one_line
 from weft.runtime import launch
 from weft.runtime.comm import Collectives
+from weft.runtime.device import choose_device, gather_facts, use_device
 from weft.runtime.process import this_rank
 from weft.text import format_count
 
@@ -97,11 +98,16 @@ def run_on_ranks(checks: Sequence[Check], crew: Crew, *, end: float) -> list[Out
             problem = _run_once(checks[len(outcomes) :], crew, folder, end=end)
             journal = _read_journal(folder)
             outcomes += [Outcome(**line) for line in journal if "verdict" in line]
-            if problem and len(outcomes) < len(checks):
-                outcomes.append(_after_error(checks[len(outcomes)], crew, problem, folder, left=left, end=end))
-                if is_rank() or not journal:  # others would not start, either
+            rest = checks[len(outcomes) :]
+            if rest and problem and not journal:  # others would not start, either
+                late = left < START_TIME and time.monotonic() > end - LEAST_TIME
+                failed = [] if late else [_not_started(problem)]
+                return outcomes + failed + _unchecked(rest, OUT_OF_TIME if late else AFTER_ERROR)
+            if rest and problem:
+                outcomes.append(_after_error(rest[0], crew, problem, folder))
+                if is_rank():
                     reason = OUT_OF_TIME if outcomes[-1].found == OUT_OF_TIME else AFTER_ERROR
-                    return outcomes + _unchecked(checks[len(outcomes) :], reason)
+                    return outcomes + _unchecked(rest[1:], reason)
     return outcomes
 
 
@@ -124,14 +130,16 @@ def _run_once(checks: Sequence[Check], crew: Crew, folder: str, *, end: float) -
     return ""
 
 
-def _after_error(check: Check, crew: Crew, problem: str, folder: str, *, left: float, end: float) -> Outcome:
-    """What came of the check that was next when the ranks ended; they had `left` seconds when they were started."""
+def _not_started(problem: str) -> Outcome:
+    """A user's mistake says itself what to do, after its first semicolon."""
+    found, _, remedy = problem.partition("; ") if "WeftError: " in problem else (problem, "", "")
+    remedy = remedy or "see the checks of the machine, above; if ranks only need more time, give it with --seconds"
+    return Outcome(check="ranks start", verdict="failed", found=found, remedy=remedy)
+
+
+def _after_error(check: Check, crew: Crew, problem: str, folder: str) -> Outcome:
+    """What came of the check that ran when the ranks ended."""
     now, journal, moment = time.monotonic(), _read_journal(folder), moment_file(folder)
-    if not journal and left < START_TIME and now > end - LEAST_TIME:
-        return check.unchecked(OUT_OF_TIME)
-    if not journal:
-        remedy = "see the checks of the machine, above; if ranks only need more time, give it with --seconds"
-        return check.failed(f"the ranks did not start: {problem}", remedy)
     if "SIGALRM" in problem:
         failed = check.failed(f"it did not end within {crew.limit:g} s")
         return check.unchecked(OUT_OF_TIME) if journal[-1].get("limit", 0.0) < crew.limit else failed
@@ -175,10 +183,8 @@ def _end_in(seconds: float) -> None:
 def _place(crew: Crew, folder: str) -> Place:
     if crew.virtual:
         dist.destroy_process_group()  # with one, ranks would be real
-    device, index = torch.device("cpu"), 0 if crew.virtual else int(os.environ["LOCAL_RANK"])
-    if crew.kind != "cpu":
-        device = torch.device(crew.kind, index)
-        torch.accelerator.set_device_index(index)
+    device = torch.device(choose_device(gather_facts(crew.kind, is_launched=bool(this_rank.name))).device)
+    use_device(device)
     _warm_up(device)
     collectives = Collectives(deadline=crew.limit)
     gathered = collectives.all_gather([socket.gethostname(), folder], purpose="meet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from itertools import groupby
 
 from weft.doctor.checks import Group
 from weft.output import print_table
@@ -12,17 +13,22 @@ from weft.text import format_count
 SIGNS = {"passed": "✓", "failed": "✗", "unchecked": "–", "remedy": "→ "}
 PLAIN_SIGNS = {"passed": "ok", "failed": "FAILED", "unchecked": "-", "remedy": "remedy: "}
 
+SEVERAL = 3  # checks with the same reason, which are not named
+
 
 def print_group(group: Group) -> None:
-    """Print a group; if nothing of it was checked, in one line."""
-    signs, outcomes, rows = _signs(), group.outcomes, []
-    if {(outcome.verdict, outcome.found) for outcome in outcomes} == {("unchecked", outcomes[0].found)}:
-        rows = [(signs["unchecked"], format_count(len(outcomes), "check"), outcomes[0].found)]
-        outcomes = []
-    for outcome in outcomes:
-        rows.append((signs[outcome.verdict], outcome.check, outcome.found))
-        if outcome.remedy:
-            rows.append(("", "", f"{signs['remedy']}{outcome.remedy}"))
+    """Print a group; several checks in a row that did not run for the same reason are one line."""
+    signs, rows = _signs(), []
+    for (verdict, found, remedy), same in groupby(
+        group.outcomes, lambda outcome: (outcome.verdict, outcome.found, outcome.remedy)
+    ):
+        names = [outcome.check for outcome in same]
+        if verdict == "unchecked" and len(names) >= SEVERAL:
+            names = [format_count(len(names), "check")]
+        for name in names:
+            rows.append((signs[verdict], name, found))
+            if remedy:
+                rows.append(("", "", f"{signs['remedy']}{remedy}"))
     print(f"{group.title} ({group.seconds:.1f} s)")
     print_table(("", "", ""), rows, limit=None)
     print(flush=True)

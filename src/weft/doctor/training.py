@@ -189,10 +189,10 @@ def _stored(dtype: str) -> torch.dtype:
 def _missing(dtype: str, formula: oracle.Law, place: Place) -> str:
     """Why a method can't be checked in a dtype; empty if it can."""
     if dtype == "bf16" and formula(0, 0).backward is not None:
-        return "not with this method"  # whose backwards read other weights than its forwards
+        return "not supported"  # whose backwards read other weights than its forwards
     try:
         ones: Any = torch.ones(2, 2, dtype=DTYPES[dtype], device=place.device)
         (ones @ ones).cpu()
     except (RuntimeError, TypeError):
-        return "not on this device"
+        return "not supported on this device"
     return ""

@@ -15,12 +15,14 @@ from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime import checkpoint
 from weft.runtime.assembly import Settings, assemble
+from weft.runtime.device import mark, wait_for_mark
 from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
 from weft.runtime.process import status
 from weft.runtime.report import Report, gather_report, gather_timeline
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import Schedule, Timeline, check_sizes
 
+SCORES = "its device to compute scores"  # what an evaluation may wait for
 FILE_DEADLINE = 600.0  # seconds in which a save or a load moves no byte
 
 
@@ -73,6 +75,7 @@ class Pipeline:
         self._driver = self._assembly.driver
         self._fed = 0  # mini-batches since the last flush
         self._broken: str | None = None
+        self._mark: torch.Event | None = None  # the end of what the device was given
 
     # Training
 
@@ -122,8 +125,10 @@ class Pipeline:
                 self._feed(inputs, targets, even=False)
                 faults.hit("evaluate")
                 self._run(lambda worker: evaluate(worker, scores.add))
-                self._run(lambda worker: worker.wait_for_device(lambda: scores.read(self.schedule.microbatches)))
-            self._run(lambda worker: worker.wait_for_device(scores.read))
+                self._run(
+                    lambda worker: worker.wait_for_device(lambda: scores.read(self.schedule.microbatches), SCORES)
+                )
+            self._run(lambda worker: worker.wait_for_device(scores.read, SCORES))
         means = scores.means(self._assembly.collectives)
         return means["loss"] if metrics is None else means
 
@@ -136,7 +141,7 @@ class Pipeline:
         with self._evaluating():
             self._feed(inputs, None, even=False, with_targets=False)
             self._run(lambda worker: evaluate(worker, outputs.add))
-            self._run(lambda worker: worker.wait_for_device(outputs.are_there))
+            self._run(lambda worker: worker.wait_for_device(outputs.are_there, "its outputs"))
         return outputs.gathered(self._assembly.collectives, self.schedule)
 
     @contextlib.contextmanager
@@ -160,7 +165,7 @@ class Pipeline:
         """Leave nothing under way between devices; every rank has taken all its messages."""
         transport = self._assembly.transport
         transport.settle()
-        self._run(lambda worker: worker.wait_for_device(transport.idle))
+        self._run(lambda worker: worker.wait_for_device(transport.idle, "its messages to be received"))
 
     def _feed(self, inputs: Any, targets: Any, *, even: bool, with_targets: bool = True) -> None:
         self._check_usable()
@@ -188,8 +193,9 @@ class Pipeline:
 
     def _run(self, work: Work) -> None:
         self._check_usable()
-        seeds = self._assembly.compute.seeds
+        seeds, device = self._assembly.compute.seeds, self._assembly.compute.device
         seeds.save()
+        wait_for_mark(self._mark, device)  # the caller may have changed the current stream
         status.moves += 1
         try:
             self._driver.run(work)
@@ -198,6 +204,7 @@ class Pipeline:
             raise
         finally:
             seeds.restore()
+            self._mark = mark(device)
 
     def _result(self) -> Result:
         worker = self._driver.workers[0]

@@ -98,7 +98,9 @@ def _write(
     found = {name: member.summary() for name, member in folders.items() if name not in problems}  # stopped ones too
     summaries = {name: summary for name, summary in found.items() if summary is not None}
     if not summaries:
-        raise RunError("every run failed: " + "; ".join(f"{name}: {cause}" for name, cause in problems.items()))
+        causes = set(problems.values())
+        one = causes.pop() if len(causes) == 1 else ""
+        raise RunError(f"every run failed: {one or '; '.join(f'{name}: {cause}' for name, cause in problems.items())}")
     first = next(iter(summaries.values()))
     metric = first["metric"]
     evaluations = {

@@ -17,6 +17,7 @@ What it models:
 What it can't:
 - The host runs each kernel itself, so it blocks on a gate as soon as it launches a kernel behind it. On a real device
   the host would run ahead. A program that passes here does not rely on that; one that hangs here may not hang there.
+  For tests of failures, `set_gate_limit(…, run_ahead=True)` lets the host run ahead of what never completes.
 - A use of memory is a range of bytes from a tensor's first to its last element. Columns of one matrix overlap.
 - The host's own reads and writes of pinned memory are unseen. With a lag, memory that is read too early holds NaN or
   -1, and a source that is overwritten too early is reported.
@@ -51,5 +52,12 @@ def load() -> Controls:
     A process has the device before its first backward, or not at all: autograd counts devices only then. It is the
     accelerator of the whole process from now on, so run tests with it in processes of their own (`processes.py`).
     """
+    controls = autoload()
+    importlib.import_module("tests.helpers.pretend.controls").check_autograd()
+    return controls
+
+
+def autoload() -> Controls:
+    """The same, as `import torch` does it, before anything can have run; the process may still fork others."""
     controls: Controls = importlib.import_module("tests.helpers.pretend.controls").CONTROLS
     return controls

@@ -12,6 +12,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).with_name("csrc")
 NAME = "weft_pretend"
+FOLDER = "WEFT_PRETEND_FOLDER"  # where libraries are; processes with another TMPDIR inherit it
 
 
 def missing() -> str | None:
@@ -33,7 +34,8 @@ def target() -> Path:
     key.update(sysconfig.get_config_var("SOABI").encode())
     for source in sorted(SOURCES.iterdir()):
         key.update(source.name.encode() + source.read_bytes())
-    return Path(tempfile.gettempdir()) / f"weft-pretend-{os.getuid()}" / key.hexdigest()[:16] / f"{NAME}.so"
+    folder = os.environ.setdefault(FOLDER, str(Path(tempfile.gettempdir()) / f"weft-pretend-{os.getuid()}"))
+    return Path(folder) / key.hexdigest()[:16] / f"{NAME}.so"
 
 
 def build() -> Path:

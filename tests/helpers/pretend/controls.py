@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib.util
 import threading
 import traceback
@@ -54,7 +55,7 @@ class Controls:
         self.ext.set_clock(None, None)
         self.ext.on_wait(None)
         self.ext.stack_of_launch(None)
-        self.ext.set_gate_limit(30.0)
+        self.ext.set_gate_limit(30.0, False)
         self.ext.set_sanitizer("raise")
         self.ext.reset_errors()
         self.ext.set_device_count(device_module.default_count())
@@ -157,9 +158,13 @@ class Controls:
         """Kernels launched later on the stream, or behind an event recorded later on it, wait until the gate opens."""
         self.ext.block_stream(stream, gate)
 
-    def set_gate_limit(self, seconds: float) -> None:
-        """How long a launch or a synchronize waits for a gate before it raises an error with the gate's name."""
-        self.ext.set_gate_limit(seconds)
+    def set_gate_limit(self, seconds: float, *, run_ahead: bool = False) -> None:
+        """How long a launch or a synchronize waits for a gate before it raises an error with the gate's name.
+
+        With `run_ahead`, a launch then goes on, on whatever its memory holds, and later ones wait no more. So the host
+        gets past an operation that never completes, as with a real device. Events behind it stay incomplete.
+        """
+        self.ext.set_gate_limit(seconds, run_ahead)
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same bytes as a CPU tensor. Unseen by counts and sanitizer."""
@@ -167,11 +172,21 @@ class Controls:
         return alias
 
 
-def _check_autograd() -> None:
+@functools.cache
+def check_autograd() -> None:
+    """That autograd has threads for the device. Starts them, so processes that were forked later have no autograd.
+
+    Their kernels use as many threads as this one now: one, so that sums have one order.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        torch.ones((), device="pretend", requires_grad=True).sin().backward()  # type: ignore[no-untyped-call]
+        with CONTROLS.visible_devices(1):
+            torch.ones((), device="pretend", requires_grad=True).sin().backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise RuntimeError("load the pretend device before the first backward of a process") from error
+    torch.set_num_threads(threads)
+    CONTROLS.reset()
 
 
 def _let_autograd_end() -> None:
@@ -182,7 +197,5 @@ def _let_autograd_end() -> None:
 EXTENSION = _load_extension()
 device_module.register(EXTENSION)
 CONTROLS = Controls(EXTENSION)
-with CONTROLS.visible_devices(1):
-    _check_autograd()
 CONTROLS.reset()
 atexit.register(_let_autograd_end)

@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.rank_functions import eventually, listeners
-from tests.helpers.scripts import TORCHRUN, Scripts
+from tests.helpers.scripts import ROOT, SOURCES, TORCHRUN, Scripts, paths
 from torch import Tensor, nn
 
 import weft
 from weft.runtime.comm.links import ReceiveLink, SendLink
 from weft.runtime.comm.transport import ProcessTransport
 
-ROOT = str(Path(__file__).parents[3])
 WIDTH, WORDS, ROWS, STEPS = 16, 16, 8, 6
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe"]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1, as /proc/net writes them
@@ -202,7 +201,7 @@ def build(case: Case, *, ranks: int | None) -> weft.Pipeline:
 
 
 def digest(tensor: Tensor) -> str:
-    plain = tensor.detach().contiguous().reshape(-1)
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
     return (
         f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()}"
     )
@@ -440,7 +439,7 @@ def run_script() -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_the_same_under_torchrun(new_interpreters: Scripts) -> None:
     """One script, two ways to start it: each rank under torchrun equals virtual ranks."""
-    script = new_interpreters.start(SCRIPT, under=TORCHRUN, environment={"PYTHONPATH": ROOT})
+    script = new_interpreters.start(SCRIPT, under=TORCHRUN, environment={"PYTHONPATH": paths(ROOT, SOURCES)})
     assert script.wait() == 0, (new_interpreters.folder / "err").read_text()
     eventually(lambda: not new_interpreters.alive())
     for rank in range(2):

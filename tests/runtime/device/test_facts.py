@@ -34,7 +34,8 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 def test_what_is_read_without_a_group() -> None:
-    with fake_devices(4, environment=FOUR | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "WEFT_SHARE_DEVICES": "1"}):
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_LAUNCH_BLOCKING": "1", "WEFT_SHARE_DEVICES": "1"}
+    with fake_devices(4, environment=FOUR | variables):
         facts = gather_facts(is_launched=True)
     assert (facts.requested, facts.default, facts.model, facts.group, facts.is_new) == (None, None, (), None, False)
     assert (facts.accelerator, facts.visible, facts.current, facts.is_set, facts.is_used) == (
@@ -45,7 +46,7 @@ def test_what_is_read_without_a_group() -> None:
         False,
     )
     assert (facts.local_rank, facts.local_ranks, facts.is_launched) == (1, 4, True)
-    assert (facts.may_share, facts.connections) == (True, "1")
+    assert (facts.may_share, facts.connections, facts.blocking) == (True, "1", ("CUDA_LAUNCH_BLOCKING",))
 
 
 @pytest.mark.parametrize(("current", "is_set"), [(0, False), (2, True)])
@@ -92,12 +93,25 @@ def test_the_type_in_question_is_that_of_the_named_device() -> None:
             assert (facts.accelerator, facts.visible) == ("xpu", 3)
             assert choose_device(facts).device == "xpu:2"
         fake.visible = 0
-        with pytest.raises(WeftError, match=r'device="xpu:2" needs a xpu device, and PyTorch sees none'):
+        with pytest.raises(
+            WeftError, match=r'^device="xpu:2": PyTorch sees no xpu device; use device="cpu", or install'
+        ):
             choose_device(gather_facts("xpu:2", is_launched=False))
 
 
+def test_variables_that_hide_devices_are_named() -> None:
+    hidden = {"WEFT_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    with (
+        fake_devices(0, environment=hidden),
+        pytest.raises(
+            WeftError, match=r"^WEFT_DEVICE=cuda: PyTorch sees no cuda device \(CUDA_VISIBLE_DEVICES=\); use"
+        ),
+    ):
+        choose_device(gather_facts(is_launched=False))
+
+
 def test_a_device_without_a_module_is_not_there() -> None:
-    with pytest.raises(WeftError, match="PyTorch sees none"):
+    with pytest.raises(WeftError, match="PyTorch sees no vulkan device"):
         choose_device(gather_facts("vulkan", is_launched=False))
 
 
@@ -106,7 +120,7 @@ def test_a_device_without_a_module_is_not_there() -> None:
 def test_a_variable_that_is_no_number(name: str, value: str) -> None:
     with (
         fake_devices(4, environment={name: value}),
-        pytest.raises(WeftError, match=rf"{name} is a whole number of 0 or more \(got '{value}'\)"),
+        pytest.raises(WeftError, match=rf"{name} must be a whole number of 0 or more \(got '{value}'\)"),
     ):
         gather_facts(is_launched=False)
 
@@ -119,7 +133,7 @@ def test_an_empty_default_is_none() -> None:
 def test_a_default_that_is_no_device() -> None:
     with (
         fake_devices(4, environment={"WEFT_DEVICE": "cude"}),
-        pytest.raises(WeftError, match=r"WEFT_DEVICE is a device .*got 'cude'\), did you mean 'cuda'\?"),
+        pytest.raises(WeftError, match=r"WEFT_DEVICE must be a device, such as .*got 'cude'\), did you mean 'cuda'\?"),
     ):
         gather_facts(is_launched=False)
 
@@ -127,14 +141,14 @@ def test_a_default_that_is_no_device() -> None:
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("cude", r"device is a device that can compute, such as .*got 'cude'\), did you mean 'cuda'\?"),
+        ("cude", r"device must be a device, such as .*got 'cude'\), did you mean 'cuda'\?"),
         ("CUDA", r"got 'CUDA'\), did you mean 'cuda'\?"),
         ("cude:1", r"got 'cude:1'\), did you mean 'cuda'\?"),
         ("cuda:x", r"got 'cuda:x'\)$"),
         ("cuda:-1", r"got 'cuda:-1'\)$"),
         ("", r"got ''\)$"),
         (1, r"got 1\)$"),
-        ("meta", r"got 'meta'\); a model may be on the meta device"),
+        ("meta", r"device that can compute \(got 'meta'\); only the model may be on meta$"),
     ],
 )
 def test_what_is_no_device(device: Any, words: str) -> None:

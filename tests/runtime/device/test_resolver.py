@@ -34,7 +34,7 @@ GLOO = {"cpu": "gloo", "cuda": "gloo"}
 
 def rows() -> list[dict[str, str]]:
     """The rows of all tables of the section, by the names of `HEADINGS`; what a table leaves out is a dash."""
-    section = PAGE.read_text("utf-8").partition("## Which device a rank gets")[2].partition("\n## ")[0]
+    section = PAGE.read_text("utf-8").partition("## All cases")[2].partition("\n## ")[0]
     found: list[dict[str, str]] = []
     head: list[str] = []
     for line in section.splitlines():
@@ -149,7 +149,7 @@ def test_every_combination_has_a_device_that_is_there_or_an_error_with_a_remedy(
     for facts in all_facts():
         device, why = outcome(facts)
         if device == "refused":
-            assert re.search(r"\(.*\d.*\).*; ", why) or "found: " in why, facts
+            assert re.search(r"(\(.*\d.*\).*|found: .*|sees no cuda device); ", why), facts
         elif device != "cpu":
             assert int(device.removeprefix("cuda:")) < facts.visible
             assert why
@@ -195,3 +195,12 @@ def test_one_hardware_queue_is_refused_with_cuda_only() -> None:
     assert choose_device(replace(facts, connections="8")).device == "cuda:0"
     assert choose_device(replace(facts, requested="cpu")).device == "cpu"
     assert choose_device(replace(facts, requested="xpu:0", accelerator="xpu")).device == "xpu:0"
+
+
+@pytest.mark.parametrize("name", ["CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT"])
+def test_a_host_that_waits_for_every_operation_is_refused_with_nccl_only(name: str) -> None:
+    facts = DeviceFacts(requested="cuda:0", accelerator="cuda", visible=1, group=NVIDIA, blocking=(name,))
+    with pytest.raises(WeftError, match=rf"\({name}: 1\): if the host waits .*; leave the variable out"):
+        choose_device(facts)
+    assert choose_device(replace(facts, blocking=())).device == "cuda:0"
+    assert choose_device(replace(facts, group=None)).device == "cuda:0"

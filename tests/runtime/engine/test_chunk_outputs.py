@@ -22,6 +22,7 @@ from tests.helpers.plain import (
     numbers,
     pipeline,
     plain,
+    results_of,
     seeded,
     sgd,
     train,
@@ -38,7 +39,7 @@ def test_one_stage_is_a_plain_training_loop(name: str, optimizer: Any) -> None:
     """With gradients accumulated over micro-batches, and with the loss that such a loop would log."""
     model, data = linear(), batches(4)
     pipe = pipeline(model, schedule=name, stages=1, optimizer=optimizer)
-    losses = [pipe.step(*batch).loss for batch in data]
+    losses = [result.loss for result in results_of(pipe, data)]
     state, expected, _ = plain(model, data, optimizer=optimizer)
     assert differing(pipe.state_dict(), state) == []
     assert losses == pytest.approx(expected, rel=1e-12)

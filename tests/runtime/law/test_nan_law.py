@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers import models, prediction_cases
+from tests.helpers.devices import place_of_loss
 from tests.helpers.models import SYNCHRONOUS, Case, Poison, Run
 from tests.helpers.pairwise import parametrize_product
 
@@ -124,7 +125,7 @@ def test_a_norm_that_is_not_finite_stops_before_the_update() -> None:
 
 
 def test_without_a_norm_the_next_loss_stops() -> None:
-    with pytest.raises(Diverged, match=r"mini-batch 3, micro-batch 0 .*: the loss is nan"):
+    with pytest.raises(Diverged, match=place_of_loss(3, 0) + r": the loss is nan"):
         models.train(Case(method="1f1b", stages=2, microbatches=2, poison=LATE))
 
 

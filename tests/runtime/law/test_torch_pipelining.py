@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.helpers.plain import results_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -59,7 +60,7 @@ class Noting(torch.optim.SGD):
         self.noted: list[list[Tensor]] = []
 
     def step(self, closure: Any = None) -> Any:
-        self.noted.append([parameter.grad.clone() for parameter in self.param_groups[0]["params"]])
+        self.noted.append([parameter.grad.cpu().clone() for parameter in self.param_groups[0]["params"]])
         return super().step(closure)
 
 
@@ -99,7 +100,7 @@ def with_weft(name: str) -> Ran:
     pipe = weft.Pipeline(
         model_of(), loss_fn=functional.mse_loss, optimizer=Noting, schedule=name, microbatches=MICROBATCHES
     )
-    losses = [pipe.step(*batch).loss for batch in batches()]
+    losses = [result.loss for result in results_of(pipe, batches())]
     sets = [parameter_set for built in pipe._assembly.chunks.values() for parameter_set in built.chunk.sets]
     noted = [parameter_set.optimizer.noted for parameter_set in sets if isinstance(parameter_set.optimizer, Noting)]
     gradients = [

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
+from tests.helpers import devices
 from tests.helpers.faults import Trial
 from tests.helpers.rank_functions import eventually
-from tests.helpers.scripts import SOON, TORCHRUN, Done, Script, Scripts, Starter
+from tests.helpers.scripts import ROOT, SOON, SOURCES, TORCHRUN, Done, Script, Scripts, Starter, paths
 from torch import Tensor, nn
 
 import weft
@@ -29,7 +30,6 @@ from weft import faults
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
-ROOT = str(Path(__file__).parents[3])
 WIDTH, MICROBATCHES, RANKS = 8, 4, 3
 LONG = 60.0  # a deadline that no case reaches, so that every failure is found before it
 SHORT = 2.0  # a deadline that a case waits for
@@ -182,7 +182,7 @@ def bad_loss(rank: int) -> None:
 
 def not_a_number(rank: int) -> None:
     note()
-    pipeline().step(batch(), batch() * float("nan"))
+    devices.step_until_read(pipeline(), batch(), batch() * float("nan"))
 
 
 def again(rank: int) -> None:
@@ -337,7 +337,7 @@ def run_cases() -> dict[str, RankError]:
 
 def environment(scripts: Scripts) -> dict[str, str]:
     """Keep torch's cache out of the temporary folder, which must be empty after a run."""
-    return {"PYTHONPATH": ROOT, "TORCHINDUCTOR_CACHE_DIR": str(scripts.folder / "cache")}
+    return {"PYTHONPATH": paths(ROOT, SOURCES), "TORCHINDUCTOR_CACHE_DIR": str(scripts.folder / "cache")}
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +400,10 @@ def test_a_failure_in_an_evaluation_names_its_place(caught: Caught) -> None:
         ("bad_batch", 0, "(samples: 7, 4 micro-batches); use a multiple of 4 samples"),
         ("no_inputs", 0, "rank 0 holds chunk 0 and needs inputs (got None)"),
         ("bad_loss", 2, "loss_fn must return one floating-point number, the mean loss (got a tensor of shape (6, 8))"),
-        ("not_a_number", 2, "rank 2, chunk 2, mini-batch 0, micro-batch 0 (2F0): the loss is nan"),
+        pytest.param(
+            *("not_a_number", 2, "rank 2, chunk 2, mini-batch 0, micro-batch 0 (2F0): the loss is nan"),
+            marks=devices.only_on_cpu("ranks read the loss of a device themselves"),
+        ),
     ],
 )
 def test_bad_input_of_one_rank_is_reported_by_all(caught: Caught, case: str, rank: int, words: str) -> None:
@@ -408,6 +411,15 @@ def test_bad_input_of_one_rank_is_reported_by_all(caught: Caught, case: str, ran
     assert all(words in error.text for error in errors), errors
     own = "Diverged" if case == "not_a_number" else "WeftError"
     assert [error.error for error in errors] == [own if number == rank else "PeerError" for number in range(RANKS)]
+    assert seconds(errors) < SOON
+
+
+@devices.only_on_accelerators("the CPU's losses are checked in the forward of one rank")
+def test_every_rank_reads_a_loss_that_is_not_finite(caught: Caught) -> None:
+    errors = caught.errors["not_a_number"]
+    assert all("mini-batch 0, update: the loss is nan" in error.text for error in errors), errors
+    assert errors[2].error == "Diverged"
+    assert {error.error for error in errors} <= {"Diverged", "PeerError"}
     assert seconds(errors) < SOON
 
 
@@ -658,7 +670,7 @@ def test_a_script_ends_when_a_rank_breaks(scripts: Scripts) -> None:
         print(f"{does}: {after:.3f} s")
         assert after < SOON
         assert (scripts.folder / f"{does}.left").read_text() == "[]"
-    raises, rest = done.err.split("after raises\n")
+    raises, rest = devices.without_choice(done.err).split("after raises\n")
     dies, stops = rest.split("after dies\n")
     assert raises.startswith(
         "rank 1 failed: RunError: rank 1, chunk 1, mini-batch 0, micro-batch 0 (1F0): LookupError: no such word\n"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import devices, pretend
+from tests.helpers import pretend
+from tests.helpers.pretend.processes import in_process
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, lr_scheduler
@@ -256,7 +257,6 @@ def test_what_nadam_has_on_the_host_is_loaded_there() -> None:
 
 # On the pretend device, which counts what makes the host wait
 
-on_pretend = pytest.mark.skipif(devices.device() != "pretend", reason="counts waits: run pytest --device pretend")
 CAPTURABLE = {
     "Adam, capturable": lambda params: Adam(params, lr=0.1, capturable=True),
     "AdamW, foreach, capturable": lambda params: AdamW(params, lr=0.1, capturable=True, foreach=True),
@@ -265,10 +265,10 @@ CAPTURABLE = {
 }
 
 
-@on_pretend
 @pytest.mark.parametrize("extrapolation", ["linear", "decayed"])
 @pytest.mark.parametrize("rates", [False, True])
 @pytest.mark.parametrize("name", [*LINEAR, *CAPTURABLE])
+@in_process
 def test_a_prediction_does_not_wait(name: str, rates: bool, extrapolation: str) -> None:
     controls = pretend.load()
     trained = Trained((LINEAR | CAPTURABLE)[name], "pretend", rates=rates, extrapolation=extrapolation)
@@ -279,9 +279,9 @@ def test_a_prediction_does_not_wait(name: str, rates: bool, extrapolation: str) 
     assert controls.waits() == 1
 
 
-@on_pretend
 @pytest.mark.parametrize("extrapolation", ["linear", "decayed"])
 @pytest.mark.parametrize("rates", [False, True])
+@in_process
 def test_a_rate_on_the_device_is_read_once_after_a_change(rates: bool, extrapolation: str) -> None:
     def make(params: list[Parameter]) -> Optimizer:
         return Adam(params, lr=torch.tensor(0.1, device=params[0].device), capturable=True)
@@ -298,7 +298,7 @@ def test_a_rate_on_the_device_is_read_once_after_a_change(rates: bool, extrapola
     assert reads == [int(rates), 0, 0]
 
 
-@on_pretend
+@in_process
 def test_a_prediction_launches_few_kernels() -> None:
     controls = pretend.load()
     trained = Trained(LINEAR["Adam"], "pretend")

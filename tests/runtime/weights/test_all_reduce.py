@@ -510,6 +510,23 @@ def test_used_all_reduce_threads_end_with_their_sums() -> None:
     eventually(lambda: all_reduce_threads() <= before, 5.0)
 
 
+def test_all_reduce_threads_end_after_a_failed_sum() -> None:
+    """The error knows its callers, and so the sums: an idle thread must not hold it."""
+    before = all_reduce_threads()
+    meeting = Meeting(1)
+    meeting.failure = RuntimeError("connection closed")
+
+    def fail() -> None:
+        sums = GroupSums({A}, {"mean": meeting.sum()})
+        result(sums.add(group(A, name="mean"), 0, A, [torch.ones(2)]))
+
+    with pytest.raises(RuntimeError, match="connection closed"):
+        fail()
+    meeting.failure = None
+    gc.collect()
+    eventually(lambda: all_reduce_threads() <= before, 5.0)
+
+
 def test_an_all_reduce_thread_may_hold_the_last_reference() -> None:
     """The caller is gone before the thread finishes: the thread ends cleanly, though it can't join itself."""
     before = all_reduce_threads()

@@ -158,6 +158,7 @@ def _driver(
                 send=transport.sender(number),
                 skip_nan=settings.nan == "skip",
                 max_skips=settings.max_skips,
+                deadline=settings.deadline,
                 telemetry=settings.telemetry or 0,
             )
         )

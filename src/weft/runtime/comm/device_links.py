@@ -3,11 +3,12 @@
 Tensors of a message are one flat buffer of bytes, so every dtype can travel, and a message is one operation. Both ends
 work on a side stream: the compute stream neither waits for a peer nor holds a message up.
 
-A schedule repeats itself: message n is as large as message n - period, one mini-batch before it. So after the first
-mini-batch the receiver posts the receive of the next message before that is announced, and data can move as soon as it
-is computed. Both ends track these sizes, since the two ends of an operation must have the same size. A smaller message
-is padded. For a larger one the sender first serves the receive that was posted, and the message follows in an operation
-of its own. After a flush no receive is left posted.
+A schedule repeats itself: message n is as large as message n - period, one mini-batch before it. So once two
+mini-batches had the same sizes, the receiver posts the receive of the next message before that is announced, and data
+can move as soon as it is computed. (Not earlier: a receive occupies the device until it is served, and what is new to
+the device, as a first update is, may have to wait for that.) Both ends track these sizes, since the two ends of an
+operation must have the same size. A smaller message is padded. For a larger one the sender first serves the receive
+that was posted, and the message follows in an operation of its own. After a flush no receive is left posted.
 
 What a message is comes in its header, over gloo (`links.py`). Hosts run ahead of their devices, so a header does too.
 """
@@ -15,7 +16,7 @@ What a message is comes in its header, over gloo (`links.py`). Hosts run ahead o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,19 +30,20 @@ class Arrival(NamedTuple):
     """When the tensors of a message are there: in the stream of its link."""
 
     mark: torch.Event | None
-    flat: Tensor
+    tensors: Sequence[Tensor]  # that own the memory
 
     def wait(self) -> None:
         """Let the current stream wait for it, and keep its memory for that stream."""
-        wait_for_mark(self.mark, self.flat.device)
-        record_use([self.flat], self.flat.device)
+        device = self.tensors[0].device
+        wait_for_mark(self.mark, device)
+        record_use(self.tensors, device)
 
 
 class _Sizes:
     """The size of the receive that is posted for the next message, as both ends know it; 0: none is posted."""
 
     def __init__(self, period: int) -> None:
-        self._recent = deque([0] * period, maxlen=period)
+        self._recent = deque([0] * 2 * period, maxlen=2 * period)
         self.posted = 0
 
     def clear(self) -> None:
@@ -52,7 +54,8 @@ class _Sizes:
     def append(self, size: int) -> None:
         """A message had this size."""
         self._recent.append(size)
-        self.posted = self._recent[0]
+        before, last = self._recent[0], self._recent[len(self._recent) // 2]
+        self.posted = last if last == before else 0
 
 
 class DeviceSender:
@@ -118,7 +121,7 @@ class DeviceReceiver:
     @property
     def nbytes(self) -> int:
         """Bytes of the receive that is posted."""
-        return 0 if self._posted is None else self._posted.flat.nbytes
+        return 0 if self._posted is None else self._posted.tensors[0].nbytes
 
     def receive(self, size: int) -> Arrival | None:
         """The flat buffer of the next message, which has `size` bytes, as soon as its header is read."""
@@ -138,4 +141,4 @@ class DeviceReceiver:
             work = dist.irecv(flat, self._source, group=self._group)
             assert work is not None
             work.wait()  # the side stream waits, not the host
-            return Arrival(mark(self._device), flat)
+            return Arrival(mark(self._device), [flat])

@@ -35,10 +35,10 @@ from torch import Tensor
 from weft import faults
 from weft.errors import PeerError, RunError, one_line
 from weft.runtime.comm.buffers import ALIGNMENT, DAMAGED, Pool, aligned, check_announced
-from weft.runtime.comm.device_links import DeviceReceiver, DeviceSender
+from weft.runtime.comm.device_links import Arrival, DeviceReceiver, DeviceSender
 from weft.runtime.comm.messages import NO_LOSS, Message
 from weft.runtime.comm.shared_memory import Piece, SharedReceiver, SharedSender
-from weft.runtime.device import HostCopy
+from weft.runtime.device import HostCopy, mark, new_stream, on_stream
 from weft.runtime.tree import from_json
 
 # op, chunk, index, loss, number of the description, its bytes, bytes of the message, piece of shared memory, its bytes
@@ -201,6 +201,7 @@ class ReceiveLink:
     ) -> None:
         self._group, self._source, self._device = group, source, device
         self._shared_receiver, self.device_receiver = shared_receiver, device_receiver
+        self._stream = new_stream(device)
         self._pool = Pool()
         self._capacity = FIRST_CAPACITY
         self._descriptions: dict[int, Layout] = {}
@@ -249,14 +250,24 @@ class ReceiveLink:
         tensors, device_start = [], 0
         for dtype, shape, nbytes, on_device in layout.tensors:
             if on_device and arrival is not None:
-                tensors.append(_view(arrival.flat, device_start, nbytes, dtype, shape))
+                tensors.append(_view(arrival.tensors[0], device_start, nbytes, dtype, shape))
                 device_start += aligned(nbytes)
-                continue
-            tensor = _view(flat, start, nbytes, dtype, shape)
-            tensors.append(tensor.to(self._device) if on_device else tensor)
-            start += aligned(nbytes)
+            else:
+                tensors.append(_view(flat, start, nbytes, dtype, shape))
+                start += aligned(nbytes)
+        if arrival is None and layout.device_nbytes:
+            tensors, arrival = self._on_device(tensors, layout)
         value: float | Tensor = tensors.pop() if layout.has_loss else loss
         return Message((op, chunk, index), tensors, layout.skeleton, layout.grads[: len(tensors)], value, arrival)
+
+    def _on_device(self, tensors: Sequence[Tensor], layout: Layout) -> tuple[list[Tensor], Arrival]:
+        """Tensors that came through host memory, moved to the device where they belong."""
+        with on_stream(self._stream):
+            moved = [
+                tensor.to(self._device) if on_device else tensor
+                for tensor, (*_, on_device) in zip(tensors, layout.tensors, strict=True)
+            ]
+            return moved, Arrival(mark(self._device), [tensor for tensor in moved if _is_on_device(tensor)])
 
     def _layout(self, number: int, text: bytes) -> Layout:
         """The description with this number, which a text, if there is one, replaces."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from weft.schedule import Op, Schedule
 Inbox: TypeAlias = "dict[Key, Message]"  # of one rank: messages that no action has taken yet
 Send: TypeAlias = Callable[[int, Message], None]  # to a rank of the same replica
 DEVICE_TIMEOUT = 1e7  # seconds, for operations of devices; weft's own deadlines are shorter, and name what is late
+ABORT_LIMIT = 5_000_000_000  # nanoseconds, for communicators to end
 GRACE = 500_000_000  # nanoseconds for the news of a failure to reach the neighbours
 
 
@@ -169,11 +171,10 @@ class ProcessTransport:
         """One link, from rank `a` to rank `b` of the replica whose first rank is `first`."""
         source, target = first + a, first + b
         group = self._device_group([source, target])
-        if group is not None and self._rank in (source, target):
-            token = torch.zeros(1, device=self._device)
-            dist.send(token, target, group=group) if self._rank == source else dist.recv(token, source, group=group)
         shares = group is None and source in readable[target]
         if self._rank == source:
+            if group is not None:
+                dist.send(torch.zeros(1, device=self._device), target, group=group)
             self._outgoing[b] = SendLink(
                 self._lines,
                 target,
@@ -185,6 +186,8 @@ class ProcessTransport:
                 else DeviceSender(group, target, device=self._device, period=period),
             )
         if self._rank == target:
+            if group is not None:
+                dist.recv(torch.zeros(1, device=self._device), source, group=group)
             pid = self.collectives.peers[source][1]
             self._incoming[a] = ReceiveLink(
                 self._lines,
@@ -303,7 +306,15 @@ class ProcessTransport:
 
 def _abort(groups: list[dist.ProcessGroup]) -> None:
     """End all operations of communicators: one that waits for a peer would keep device and process for ever."""
-    for group in groups:
-        with contextlib.suppress(RuntimeError):  # it is gone
-            group.abort()
+    threads = [threading.Thread(target=_abort_group, args=(group,), daemon=True) for group in groups]
     groups.clear()
+    for thread in threads:  # all at once: the abort of one may wait for an operation of another
+        thread.start()
+    end = monotonic_ns() + ABORT_LIMIT
+    for thread in threads:
+        thread.join(max(0, end - monotonic_ns()) / 1e9)
+
+
+def _abort_group(group: dist.ProcessGroup) -> None:
+    with contextlib.suppress(RuntimeError):  # it is gone
+        group.abort()

@@ -6,11 +6,12 @@ kind has a rule.
 """
 
 from weft.runtime.device.backends import backend_for, own_backend
-from weft.runtime.device.facts import DeviceFacts, check_device, gather_facts
+from weft.runtime.device.facts import VARIABLE, DeviceFacts, check_device, gather_facts
 from weft.runtime.device.generators import Generator, device_generator, random_state_restored
 from weft.runtime.device.hardware import device_identity, use_device
 from weft.runtime.device.host_copy import HostCopy
 from weft.runtime.device.launching import choose_backend
+from weft.runtime.device.pauses import Pauses
 from weft.runtime.device.profiling import allocator_peaks, pop_range, push_range
 from weft.runtime.device.resolver import Choice, choose_device
 from weft.runtime.device.streams import (
@@ -26,10 +27,12 @@ from weft.runtime.device.streams import (
 from weft.runtime.device.uploads import Uploads
 
 __all__ = [
+    "VARIABLE",
     "Choice",
     "DeviceFacts",
     "Generator",
     "HostCopy",
+    "Pauses",
     "Uploads",
     "allocator_peaks",
     "backend_for",

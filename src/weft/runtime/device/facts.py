@@ -13,12 +13,14 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.runtime.device.backends import HOST, group_backends
-from weft.runtime.device.hardware import current_device, machine_accelerator, visible_devices
+from weft.runtime.device.hardware import current_device, device_masks, machine_accelerator, visible_devices
 from weft.text import did_you_mean
 
 VARIABLE = "WEFT_DEVICE"  # where ranks compute if the user's code does not say
 SHARE = "WEFT_SHARE_DEVICES"  # 1: ranks of a host may share a device, for tests on few devices
+BLOCKING = ("CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT")
 KINDS = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu")  # to suggest; any other that PyTorch knows is accepted, too
+DEVICE = 'a device, such as "cpu", "cuda" or "cuda:1"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class DeviceFacts:
     is_new: bool = False  # whether weft makes the group, and may choose other backends
     may_share: bool = False  # by WEFT_SHARE_DEVICES
     connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
+    blocking: tuple[str, ...] = ()  # variables that are set and make the host wait for every operation
+    masks: str = ""  # variables that hide devices, such as CUDA_VISIBLE_DEVICES=0
 
     @property
     def backend(self) -> str | None:
@@ -87,12 +91,14 @@ def gather_facts(
         is_new=not joined and new_group is not None,
         may_share=os.environ.get(SHARE) == "1",
         connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+        blocking=tuple(name for name in BLOCKING if os.environ.get(name) == "1"),
+        masks=", ".join(f"{name}={value}" for name, value in device_masks().items()),
     )
 
 
-def check_device(device: Any, *, source: str = "device") -> torch.device:
-    """A device that PyTorch knows, whether or not it is there."""
-    rule = f'{source} is a device that can compute, such as "cpu", "cuda" or "cuda:1"'
+def check_device(device: Any, *, source: str = "device", what: str = DEVICE) -> torch.device:
+    """A device that PyTorch knows, whether or not it is there. `what` says what `source` must be."""
+    rule = f"{source} must be {what}"
     if not isinstance(device, str | torch.device):
         raise WeftError(f"{rule} (got {device!r})")
     try:
@@ -102,7 +108,7 @@ def check_device(device: Any, *, source: str = "device") -> torch.device:
         hint = did_you_mean(kind, [*KINDS, machine_accelerator() or "cpu"]) if kind not in KINDS else ""
         raise WeftError(f"{rule} (got {device!r}){hint}") from None
     if chosen.type == "meta":
-        raise WeftError(f"{rule} (got 'meta'); a model may be on the meta device, but nothing is computed there")
+        raise WeftError(f"{source} must be a device that can compute (got 'meta'); only the model may be on meta")
     return torch.device("cpu") if chosen.type == "cpu" else chosen
 
 
@@ -111,5 +117,5 @@ def _whole_number(name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal():
-        raise WeftError(f"{name} is a whole number of 0 or more (got {text!r}); launchers such as torchrun set it")
+        raise WeftError(f"{name} must be a whole number of 0 or more (got {text!r}); launchers such as torchrun set it")
     return int(text)

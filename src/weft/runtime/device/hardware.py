@@ -24,6 +24,12 @@ def visible_devices(kind: str) -> int:
     return int(module.device_count()) if is_available() else 0
 
 
+def device_masks() -> dict[str, str]:
+    """The environment variables that hide devices from this process."""
+    names = [name for name in sorted(os.environ) if name.endswith("VISIBLE_DEVICES") or name == "ZE_AFFINITY_MASK"]
+    return {name: os.environ[name] for name in names}
+
+
 def current_device(kind: str) -> tuple[int, bool, bool]:
     """The index of the current device, whether somebody has surely set it, and whether devices were used at all.
 
@@ -58,8 +64,7 @@ def device_identity(device: torch.device) -> str:
         uuid = getattr(module.get_device_properties(index), "uuid", None)
         if uuid is not None:
             return f"{device.type} {uuid}"
-    variables = [name for name in sorted(os.environ) if name.endswith("VISIBLE_DEVICES") or name == "ZE_AFFINITY_MASK"]
-    masks = [os.environ[name] for name in variables]
+    masks = list(device_masks().values())
     entries = masks[0].split(",") if len(masks) == 1 else []
     if index < len(entries):
         return f"{device.type} {entries[index].strip()}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from weft.runtime.device.pauses import Pauses
 from weft.runtime.device.streams import has_streams
-
-FIRST_PAUSE, LONGEST_PAUSE = 2e-5, 1e-3  # seconds between two looks at an event
 
 
 class HostCopy:
@@ -22,31 +20,35 @@ class HostCopy:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._event: torch.Event | None = None
         self._tensors = list(tensors)
+        self._numbers: list[float] | None = None
+        device = None
         for place, tensor in enumerate(self._tensors):
             if tensor.device.type == "cpu":
                 continue
             tensor = tensor.detach()
             if has_streams(tensor.device):
+                device = tensor.device
                 host = torch.empty_like(tensor, device="cpu", pin_memory=True)
                 self._tensors[place] = host.copy_(tensor, non_blocking=True)
-                self._event = torch.accelerator.current_stream(tensor.device).record_event()
             else:
                 self._tensors[place] = tensor.cpu()
+        if device is not None:
+            self._event = torch.accelerator.current_stream(device).record_event()
 
     @property
     def ready(self) -> bool:
-        if self._event is not None and self._event.query():
+        if self._event is None:
+            return True
+        if self._event.query():
             self._event = None
         return self._event is None
 
     def wait(self, seconds: float) -> None:
         """Block until it is ready; TimeoutError after so many seconds."""
-        end, pause = time.monotonic() + seconds, FIRST_PAUSE
+        pauses = Pauses(seconds)
         while not self.ready:
-            if time.monotonic() > end:
+            if pauses.are_over():
                 raise TimeoutError(f"timed out after {seconds:g} s: a device has not computed what was copied from it")
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -55,4 +57,7 @@ class HostCopy:
 
     def numbers(self) -> list[float]:
         """All elements of all tensors."""
-        return [float(number) for tensor in self.tensors for number in tensor.reshape(-1).tolist()]
+        if self._numbers is None:
+            self._numbers = [number for tensor in self.tensors for number in tensor.double().reshape(-1).tolist()]
+            self._tensors.clear()  # pinned memory is scarce
+        return self._numbers

@@ -31,6 +31,11 @@ def choose_device(facts: DeviceFacts) -> Choice:
             "compute waits behind a message that waits for another rank, and ranks may wait for each other forever; "
             "leave the variable out"
         )
+    if choice.device.startswith("cuda") and facts.backend is not None and facts.blocking:
+        raise WeftError(
+            f"weft launches operations that wait for other ranks, and goes on meanwhile ({facts.blocking[0]}: 1): if "
+            "the host waits for each of them, ranks wait for each other forever; leave the variable out"
+        )
     return choice
 
 
@@ -54,9 +59,10 @@ def _as_asked(facts: DeviceFacts, asked: str, source: str) -> Choice:
         return Choice(device="cpu")
     kind, _, index = asked.partition(":")
     if not facts.visible:
+        hidden = f" ({facts.masks})" if facts.masks else ""
         raise WeftError(
-            f"{source} needs a {kind} device, and PyTorch sees none (visible: 0); use the CPU, or a PyTorch and a "
-            "driver for this device"
+            f"{source}: PyTorch sees no {kind} device{hidden}; use {source.replace(asked, 'cpu')}, or install a "
+            f"PyTorch build and a driver for {kind}"
         )
     if not index:
         return _by_index(facts, source)

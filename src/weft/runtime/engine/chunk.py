@@ -117,7 +117,7 @@ class Chunk:
             in_flight.given = in_flight.target = None
         in_flight.nbytes, in_flight.rebuilt = self._known[shapes].held, self._known[shapes].rebuilt
         if self.last:
-            in_flight.loss = output.item() if output.device.type == "cpu" else output.detach()
+            in_flight.loss = output.item() if output.device.type == "cpu" else output.detach().reshape(())
         self.in_flight[index] = in_flight
         return output, wants
 
@@ -191,7 +191,7 @@ class Chunk:
         """The loss of an output, and its metrics."""
         in_flight = InFlight(minibatch=-1, microbatch=0, target=target, given=None)
         scores = [self._loss(output, in_flight), *(metric(output, target) for metric in metrics)]
-        return HostCopy([score if isinstance(score, Tensor) else torch.tensor(float(score)) for score in scores])
+        return HostCopy([_one_number(score) for score in scores])
 
     # Backward
 
@@ -308,6 +308,14 @@ def _move_gradients(found: list[Leaves], to: list[Leaves]) -> None:
         homes, first, second = zip(*both, strict=True)
         for home, total in zip(homes, torch._foreach_add(first, second), strict=True):
             home.grad = total
+
+
+def _one_number(score: Any) -> Tensor:
+    """A score as a tensor, on its device."""
+    tensor = score.detach() if isinstance(score, Tensor) else torch.tensor(float(score), dtype=torch.float64)
+    if tensor.numel() != 1 or tensor.is_complex():
+        raise WeftError(f"a metric must return one real number (got a tensor of shape {tuple(tensor.shape)})")
+    return tensor
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:

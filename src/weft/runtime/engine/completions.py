@@ -10,6 +10,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +34,7 @@ class Completed:
     norm: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unread:
+class Unread(NamedTuple):
     """An update that a chunk has made, or skipped, and whose loss is to be read."""
 
     chunk: int
@@ -74,7 +74,7 @@ class Completions:
         if skipped:
             self._skips.add(minibatch)
         if own:
-            self._unread.append(Unread(chunk=chunk, update=update, skipped=minibatch in self._skips))
+            self._unread.append(Unread(chunk, update, minibatch in self._skips))
         self._finished[minibatch] += 1
         if self._finished[minibatch] == self._sets:
             del self._finished[minibatch]

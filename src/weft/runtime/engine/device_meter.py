@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.runtime.device import allocator_peaks, has_streams, pop_range, push_range
+from weft.errors import RunError
+from weft.runtime.device import Pauses, allocator_peaks, has_streams, pop_range, push_range
 from weft.runtime.engine.meters import Meter
 from weft.schedule import Action, Op, Step
 
@@ -32,12 +33,16 @@ class _Span(NamedTuple):
 class DeviceMeter(Meter):
     """A meter whose times are those of a device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, deadline: float) -> None:
         super().__init__()
         self._device = device
         self._unread: deque[_Span] = deque()
-        self._latest: torch.Event | None = None  # the last event that was read
-        self._time = 0  # of that event, on the host's clock
+        self._latest = self._event()  # the last event that was read
+        pauses = Pauses(deadline)
+        while not self._latest.query():  # once, to know the device's clock by the host's
+            if pauses.are_over():
+                raise RunError(f"{device} did nothing for {deadline:g} s, when it was to connect to other ranks")
+        self._time = monotonic_ns()  # of that event, on the host's clock
 
     def begin_cycle(self, *, first: bool) -> None:
         self.read()
@@ -45,9 +50,6 @@ class DeviceMeter(Meter):
             self.cycles.clear()
         self.cycles.append([])
         event = self._event()
-        if self._latest is None:  # once, to know the device's clock by the host's
-            event.synchronize()
-            self._latest, self._time = event, monotonic_ns()
         self._unread.append(_Span(OUTSIDE, event, event))
 
     def start(self, action: Action | None = None) -> torch.Event:
@@ -103,11 +105,10 @@ class DeviceMeter(Meter):
 
     def _moment(self, event: torch.Event) -> int:
         """The time of an event, from that of the one before it: differences of seconds have few digits."""
-        assert self._latest is not None
         self._time += round(self._latest.elapsed_time(event) * 1e6)
         self._latest = event
         return self._time
 
 
-def meter_for(device: torch.device) -> Meter:
-    return DeviceMeter(device) if has_streams(device) else Meter()
+def meter_for(device: torch.device, deadline: float) -> Meter:
+    return DeviceMeter(device, deadline) if has_streams(device) else Meter()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias
@@ -21,13 +20,13 @@ import torch
 
 from weft.errors import RunError
 from weft.runtime.comm import LinkError, Transport
-from weft.runtime.device import device_index
+from weft.runtime.device import Pauses, device_index
 from weft.runtime.engine.waiting import Wait, Waits
 from weft.runtime.engine.worker import Worker
 
 Work: TypeAlias = Callable[[Worker], Waits]
 
-FIRST_PAUSE, LONGEST_PAUSE = 2e-5, 1e-3  # seconds between two looks at a device
+LONGEST_PAUSE = 1e-3  # seconds between two looks at a sum on a device, while a rank waits for a message
 
 
 class Driver(Protocol):
@@ -50,7 +49,7 @@ class TurnTaking:
     def run(self, work: Work) -> None:
         running = {worker.number: work(worker) for worker in self.workers}
         before: dict[int, Wait | None] = {}
-        looks = _Looks(self._deadline)
+        pauses = Pauses(self._deadline)
         while running:
             waits = {number: next(generator, None) for number, generator in running.items()}
             for worker in self.workers:
@@ -60,8 +59,10 @@ class TurnTaking:
                 stuck = ", ".join(f"rank {number} for {waits[number]}" for number in running)
                 if not any(wait is not None and wait.for_device for wait in waits.values()):
                     raise RunError(f"no rank can go on: {stuck}")
-                if looks.are_over(waits):
+                if pauses.are_over():
                     raise RunError(f"no rank could go on for {self._deadline:g} s: {stuck}")
+            else:
+                pauses.restart()
             before = waits
 
 
@@ -73,11 +74,14 @@ class Blocking:
         self._worker, self._transport = worker, transport
 
     def run(self, work: Work) -> None:
-        looks = _Looks(self._transport.deadline)
+        pauses, before = Pauses(self._transport.deadline), None
         try:
             for wait in work(self._worker):
+                if wait != before:
+                    pauses.restart()
+                before = wait
                 if wait.for_device or (wait.for_gradients and self._worker.awaits_device()):
-                    self._look_again(looks, wait)
+                    self._look_again(pauses, wait)
                 elif wait.for_gradients:
                     self._wait_for_any([], wait, deadline=self._transport.deadline)
                 elif self._worker.has_stages_to_start():
@@ -95,10 +99,10 @@ class Blocking:
             self._worker.advance()
         received.result()
 
-    def _look_again(self, looks: _Looks, wait: Wait) -> None:
+    def _look_again(self, pauses: Pauses, wait: Wait) -> None:
         """Pause, before the worker looks at its device again; raises if a sum failed, or after the deadline."""
         try:
-            if looks.are_over(wait):
+            if pauses.are_over():
                 raise concurrent.futures.TimeoutError
             self._worker.check_sums()
         except (concurrent.futures.TimeoutError, LinkError) as problem:
@@ -119,24 +123,6 @@ class Blocking:
             self._worker.check_sums()
         except (concurrent.futures.TimeoutError, LinkError) as problem:
             self._transport.collectives.fail(problem, str(wait))
-
-
-class _Looks:
-    """Pauses between looks at a device, longer and longer, until a deadline."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._awaited: object = None
-        self._since, self._pause = 0.0, FIRST_PAUSE
-
-    def are_over(self, awaited: object) -> bool:
-        """Pause; whether the same has been awaited for longer than the deadline."""
-        now = time.monotonic()
-        if awaited != self._awaited:
-            self._awaited, self._since, self._pause = awaited, now, FIRST_PAUSE
-        time.sleep(self._pause)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        return now - self._since > self._deadline
 
 
 def _in_thread(function: Callable[[], None], device: torch.device) -> Future[Any]:

@@ -63,6 +63,7 @@ class Scores:
     def add(self, chunk: Chunk, microbatch: int, output: Any, target: Any) -> None:
         samples = batch_size(target, what="targets")
         self._unread.append((chunk.score(output, target, list(self._metrics.values())), samples))
+        self.read()  # what is there: a metric may return a tensor that it overwrites
 
     def read(self, most: int = 0) -> bool:
         """Read scores until at most this many are left; False: a device has not computed them yet."""

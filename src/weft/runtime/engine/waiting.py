@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from weft.runtime.comm import Key, describe_key
 
 GRADIENTS = -1  # instead of a source: other ranks' parts of a gradient sum
+NOTHING: Key = (-1, -1, -1)  # instead of the key of a message
 DEVICE = -2  # instead of a source: what this rank's device has not computed yet
 
 
@@ -17,6 +18,7 @@ class Wait(NamedTuple):
     source: int
     key: Key
     progress: int  # stages of gradient sync that the worker has finished so far: it may advance while it waits
+    what: str = ""  # of a wait for the device
 
     @property
     def for_gradients(self) -> bool:
@@ -29,7 +31,7 @@ class Wait(NamedTuple):
     def __str__(self) -> str:
         if self.for_gradients:
             return "gradients of other ranks"
-        return "its device" if self.for_device else f"{describe_key(self.key)} from rank {self.source}"
+        return self.what if self.for_device else f"{describe_key(self.key)} from rank {self.source}"
 
 
 Waits: TypeAlias = Iterator[Wait]

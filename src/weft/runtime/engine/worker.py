@@ -15,15 +15,15 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import Diverged, RunError, WeftError
-from weft.runtime.comm import Inbox, Key, LinkError, Message, Send, incoming_key, outgoing_key
-from weft.runtime.device import record_use, wait_for_mark
+from weft.runtime.comm import Inbox, LinkError, Message, Send, incoming_key, outgoing_key
+from weft.runtime.device import mark, record_use, wait_for_mark
 from weft.runtime.engine.chunk import Chunk, InFlight
 from weft.runtime.engine.completions import Completions, check_loss, loss_numbers
 from weft.runtime.engine.device_meter import meter_for
 from weft.runtime.engine.memory import MemoryAccount
 from weft.runtime.engine.staleness import Staleness
 from weft.runtime.engine.task import Task, tasks
-from weft.runtime.engine.waiting import DEVICE, GRADIENTS, Wait, Waits
+from weft.runtime.engine.waiting import DEVICE, GRADIENTS, NOTHING, Wait, Waits
 from weft.runtime.weights import GradientSync, ParameterSet, PendingUpdate
 from weft.schedule import Action, Op, Program, Step
 
@@ -48,6 +48,7 @@ class Worker:
         send: Send,
         skip_nan: bool,
         max_skips: int,
+        deadline: float = 60.0,
         telemetry: int = 0,
     ) -> None:
         self.rank, self.replica, self.programs, self.chunks = rank, replica, programs, chunks
@@ -72,7 +73,7 @@ class Worker:
         self._progress = 0  # stages of gradient sync finished
         self._located: WeftError | None = None  # the error that ended the run
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
-        self.meter = meter_for(self.device)
+        self.meter = meter_for(self.device, deadline)
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
         self._passes: dict[Op, Callable[[Task], None]] = {
             Op.F: self._forward,
@@ -145,6 +146,8 @@ class Worker:
         """Make all updates that are pending, some time after the last cycle, and read all losses."""
         self.meter.resume()
         yield from self._finish_updates()
+        end = mark(self.device)  # compute has waited for all sums by then
+        yield from self.wait_for_device(lambda: end is None or end.query(), "its device to finish all updates")
         yield from self._read_losses(all_of_them=True)
 
     def _finish_updates(self) -> Waits:
@@ -173,13 +176,13 @@ class Worker:
     def _wait_for_outcome(self, chunk: int, update: PendingUpdate) -> Waits:
         """Only where the host has to decide whether the update is made."""
         if self._skip_nan:
-            yield from self.wait_for_device(update.is_known, (Op.U, chunk, update.minibatch))
+            yield from self.wait_for_device(update.is_known, f"the gradients of chunk {chunk} on its device")
 
-    def wait_for_device(self, ready: Callable[[], bool], key: Key = (Op.U, 0, 0)) -> Waits:
+    def wait_for_device(self, ready: Callable[[], bool], what: str) -> Waits:
         """Wait until the device has got to something."""
         while not ready():
             self.advance()
-            yield Wait(DEVICE, key, self._progress)
+            yield Wait(DEVICE, NOTHING, self._progress, what)
 
     # Gradient sync
 
@@ -269,6 +272,8 @@ class Worker:
         if step.needs >= 0:
             message = self.inbox.pop(incoming_key(step))
             loss, gradients = message.loss, message.unpack()
+            if isinstance(loss, Tensor):
+                loss = loss.clone()  # it is a view of the whole message
             self._check_loss(loss)
         self._losses[chunk.number, step.minibatch].append(loss)
         self.memory.change_activations(in_flight.rebuilt)
@@ -352,6 +357,7 @@ class Worker:
             parameters.skip()
         else:
             parameters.update(update.gradients)
+        update.drop_gradients()
         self.memory.count_weights()
         self.completions.add(chunk, update, own=own, skipped=skips)
 
@@ -359,7 +365,9 @@ class Worker:
         """Read the losses of finished mini-batches that are due."""
         while (due := self.completions.due(all_of_them=all_of_them)) is not None:
             chunk, update = due.chunk, due.update
-            yield from self.wait_for_device(update.is_known, (Op.U, chunk, update.minibatch))
+            if not update.is_known():
+                what = f"mini-batch {update.minibatch} of chunk {chunk} on its device"
+                yield from self.wait_for_device(update.is_known, what)
             with self.locating_errors(chunk, update.minibatch):
                 self.completions.read()
 

@@ -33,6 +33,7 @@ from typing import Any
 from weft.errors import RunError, WeftError, one_line
 from weft.runtime.process import hang_dump
 from weft.runtime.process.child import GO, STOP, Failure, RankSpec
+from weft.runtime.process.device_variables import set_device_variables
 from weft.runtime.process.liveness import PAUSED, Report
 
 CAUSE_WAIT = 0.8  # seconds to wait for the cause of a secondary failure; a rank informs its neighbours, then its parent
@@ -199,6 +200,7 @@ def _environment(ranks: int, threads: int | None) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
     environment |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback_interface())
+    set_device_variables(environment)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)  # OpenMP reads it once, when torch is imported
     return environment

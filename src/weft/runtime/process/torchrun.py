@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime.process import hang_dump
+from weft.runtime.process.device_variables import set_device_variables
 from weft.runtime.process.liveness import watch_parent
 from weft.runtime.process.malloc import keep_freed_memory
 
@@ -58,6 +59,7 @@ def join(
     hang_dump.enable()
     faults.arm()
     watch_parent()
+    set_device_variables(os.environ)
     if make_group:
         chosen = choose_backend(backend, is_launched=False)
         faults.hit("rendezvous")

@@ -97,9 +97,11 @@ class GroupSums:
         """The stream for everything that belongs to a group's sums; None: the current one."""
         if self._device is None:
             return None
-        if group.line not in self._streams:
-            self._streams[group.line] = new_stream(self._device)
-        return self._streams[group.line]
+        all_reduce = self._across.get(group.line)
+        line = "" if all_reduce is None or all_reduce.on_device is None else group.line  # streams are few
+        if line not in self._streams:
+            self._streams[line] = new_stream(self._device)
+        return self._streams[line]
 
     def add(self, group: Group, minibatch: int, member: Member, part: Parts) -> Sum:
         """Add a member's part; a future of the total, in tensors that belong to the member."""
@@ -186,8 +188,7 @@ def _work(sums: queue.SimpleQueue[_Sum | None], all_reduce: AllReduce, device: t
                     part.wait(all_reduce.deadline)
                 shares = share(_over_processes(part.tensors, all_reduce.on_host))
             except BaseException as problem:  # it belongs to those who wait for the sum
-                for future in waiting:
-                    future.set_exception(problem)
+                _fail(waiting, problem)
             else:
                 _resolve(waiting, shares)
                 del shares
@@ -223,3 +224,8 @@ def _copies(total: Parts, number: int) -> list[Parts]:
 def _resolve(waiting: list[Sum], shares: list[Parts]) -> None:
     for future, result in zip(waiting, shares, strict=True):
         future.set_result(result)
+
+
+def _fail(waiting: list[Sum], problem: BaseException) -> None:
+    for future in waiting:
+        future.set_exception(problem)

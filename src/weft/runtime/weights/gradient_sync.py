@@ -77,6 +77,10 @@ class PendingUpdate:
     def present(self) -> list[Tensor]:
         return [gradient for gradient in self.gradients if gradient is not None]
 
+    def drop_gradients(self) -> None:
+        """Free their memory, once the update is made; on a device, its loss is read later."""
+        self.gradients = []
+
 
 class Stage(Protocol):
     """One step on the way to the final gradients: a sum over a group, by mini-batch."""
@@ -146,10 +150,9 @@ class Norm:
         norm = total[0].sqrt().reshape(())
         update.norm = HostCopy([norm])
         if self.limit is not None:
-            scale = (self.limit / (norm + 1e-6)).clamp_(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-            scale = torch.where(norm.isfinite(), scale, 1.0)
-            factor = scale.item() if scale.device.type == "cpu" else scale
+            scale = _clip_scale(norm, self.limit)
             for (gradients,) in by_kind(update.present()):
+                factor = scale.to(gradients[0].dtype) if isinstance(scale, Tensor) else scale
                 torch._foreach_mul_(gradients, factor)
 
 
@@ -218,6 +221,14 @@ class GradientSync:
                 wait_for_mark(update.ready, device)
                 record_use([*update.present(), update.numbers], device)
                 update.sum = self.sums.add(group, update.minibatch, update.member, stage.part(update))
+
+
+def _clip_scale(norm: Tensor, limit: float) -> float | Tensor:
+    """The factor of clipped gradients, as in torch.nn.utils.clip_grad_norm_; 1 for a norm that is not finite."""
+    if norm.device.type != "cpu":
+        return torch.where(norm.isfinite(), (limit / (norm + 1e-6)).clamp_(max=1.0), 1.0)
+    known = norm.item()
+    return min(1.0, limit / (known + 1e-6)) if math.isfinite(known) else 1.0
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -280,7 +280,7 @@ inline void launch(const c10::Stream& on, const std::string& op, const std::vect
     pybind11::gil_scoped_acquire gil;
     stack = pybind11::handle(w.stack_of_launch)().cast<std::string>();
   }
-  if (blocks) pass(point_now(on).gates, op + " on stream " + std::to_string(on.id()));
+  if (blocks) pass(point_now(on).gates, op + " on stream " + std::to_string(on.id()), true);
   {
     Lock lock(w.mutex);
     raise_unraised();

@@ -122,5 +122,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("closed_gates", &closed_gates);
   py::class_<ProcessGroupBackend, c10d::Backend, c10::intrusive_ptr<ProcessGroupBackend>>(m, "ProcessGroupBackend")
       .def(py::init<int, int, py::object>());
-  m.def("set_gate_limit", [](double seconds) { Lock lock(world().mutex); world().gate_limit = seconds; });
+  m.def("set_gate_limit", [](double seconds, bool runs_ahead) {
+    Lock lock(world().mutex);
+    world().gate_limit = seconds;
+    world().runs_ahead = runs_ahead;
+    world().ran_ahead = false;
+  });
 }
