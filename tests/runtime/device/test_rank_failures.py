@@ -181,7 +181,7 @@ def pause(case: Case) -> tuple[Run, list[float], int]:
                 assert not threading.Event().wait(1.25 * DEADLINE)
             return step(*given)
 
-        pipe.step = step_after_a_pause  # type: ignore[method-assign]
+        pipe.step = step_after_a_pause  # type: ignore[method-assign, assignment]
         return train(pipe, case), timeouts, unread
 
 
@@ -203,7 +203,7 @@ def begin(backend: str) -> None:
     """On a rank that `weft.launch` has started: with a pretend device."""
     del os.environ["WEFT_DEVICE"]
     load()
-    rank, ranks, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    rank, ranks, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
     meet()
     dist.destroy_process_group()
     store = dist.PrefixStore("pretend", store)  # type: ignore[attr-defined]
