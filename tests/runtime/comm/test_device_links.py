@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from weft.runtime.comm.device_links import DeviceReceiver, DeviceSender, _Sizes
 
@@ -48,11 +50,15 @@ def test_operations_of_both_ends_match(period: int, sent: list[int], flushes: se
     """In order and in size, as a communicator needs them; the receiver also gets each message whole."""
     sends: list[int] = []
     receives: list[int] = []
-    done = mock.Mock(is_completed=lambda: True)
-    with (
-        mock.patch.object(dist, "isend", lambda flat, *_, **__: (sends.append(flat.numel()), done)[1]),
-        mock.patch.object(dist, "irecv", lambda flat, *_, **__: (receives.append(flat.numel()), done)[1]),
-    ):
+
+    def operation(log: list[int]) -> Any:
+        def start(flat: Tensor, *_: Any, **__: Any) -> Any:
+            log.append(flat.numel())
+            return mock.Mock(is_completed=lambda: True)
+
+        return start
+
+    with mock.patch.object(dist, "isend", operation(sends)), mock.patch.object(dist, "irecv", operation(receives)):
         cpu, group = torch.device("cpu"), mock.Mock()
         sender = DeviceSender(group, 1, device=cpu, period=period)
         receiver = DeviceReceiver(group, 0, device=cpu, period=period)
