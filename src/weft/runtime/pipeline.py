@@ -15,7 +15,7 @@ from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime import checkpoint
 from weft.runtime.assembly import Settings, assemble
-from weft.runtime.device import mark, wait_for_mark
+from weft.runtime.device import current_stream, within_stream
 from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
 from weft.runtime.process import status
 from weft.runtime.report import Report, gather_report, gather_timeline
@@ -75,7 +75,7 @@ class Pipeline:
         self._driver = self._assembly.driver
         self._fed = 0  # mini-batches since the last flush
         self._broken: str | None = None
-        self._mark: torch.Event | None = None  # the end of what the device was given
+        self._stream = current_stream(self._assembly.compute.device)  # that it computes on
 
     # Training
 
@@ -170,16 +170,17 @@ class Pipeline:
     def _feed(self, inputs: Any, targets: Any, *, even: bool, with_targets: bool = True) -> None:
         self._check_usable()
         try:
-            feed(
-                self._driver.workers,
-                inputs,
-                targets,
-                first=self.schedule.microbatches * self._fed if even else 0,
-                replicas=self.replicas,
-                uploads=self._assembly.compute.uploads,
-                even=even,
-                with_targets=with_targets,
-            )
+            with within_stream(self._stream):
+                feed(
+                    self._driver.workers,
+                    inputs,
+                    targets,
+                    first=self.schedule.microbatches * self._fed if even else 0,
+                    replicas=self.replicas,
+                    uploads=self._assembly.compute.uploads,
+                    even=even,
+                    with_targets=with_targets,
+                )
         except WeftError as problem:
             if self._assembly.transport.abort(str(problem)):
                 self._broken = str(problem)
@@ -193,18 +194,17 @@ class Pipeline:
 
     def _run(self, work: Work) -> None:
         self._check_usable()
-        seeds, device = self._assembly.compute.seeds, self._assembly.compute.device
+        seeds = self._assembly.compute.seeds
         seeds.save()
-        wait_for_mark(self._mark, device)  # the caller may have changed the current stream
         status.moves += 1
         try:
-            self._driver.run(work)
+            with within_stream(self._stream):
+                self._driver.run(work)
         except BaseException as problem:
             self._broken = str(problem) or type(problem).__name__
             raise
         finally:
             seeds.restore()
-            self._mark = mark(device)
 
     def _result(self) -> Result:
         worker = self._driver.workers[0]
@@ -243,7 +243,8 @@ class Pipeline:
         The optimizers' own state stays as it is.
         """
         self.flush()
-        checkpoint.load_state_dict(self._assembly, state)
+        with within_stream(self._stream):
+            checkpoint.load_state_dict(self._assembly, state)
 
     def save(
         self,
@@ -274,7 +275,8 @@ class Pipeline:
         self.flush()
         install, extra = checkpoint.prepare(path, self._assembly, deadline=deadline)
         try:
-            install()
+            with within_stream(self._stream):
+                install()
         except BaseException as problem:
             self._broken = f"a checkpoint was half loaded: {problem}"
             raise

@@ -20,6 +20,7 @@ from weft.runtime.device import (
     on_stream,
     record_use,
     wait_for_mark,
+    within_stream,
 )
 
 CPU = torch.device("cpu")
@@ -78,6 +79,27 @@ def test_a_stream_that_does_not_wait_for_a_mark_is_noticed() -> None:
     del written  # without record_use
     with pytest.raises(RuntimeError, match="is freed after"):
         torch.ones(1, device=device)
+
+
+@in_process
+def test_work_within_a_stream_is_in_the_order_of_the_current_one() -> None:
+    pretend.load().set_lag(100)
+    device = torch.device("pretend", 0)
+    compute, caller = new_stream(device), new_stream(device)
+    with on_stream(caller):
+        given = torch.ones(3, device=device)
+        with within_stream(compute):
+            assert current_stream(device) == compute
+            given.add_(1)
+        assert current_stream(device) == caller
+        given.add_(1)
+        del given
+        with pytest.raises(ZeroDivisionError), within_stream(compute):
+            raise ZeroDivisionError
+        assert current_stream(device) == caller
+        with within_stream(caller), within_stream(None):
+            assert current_stream(device) == caller
+    torch.ones(1, device=device)
 
 
 @in_process

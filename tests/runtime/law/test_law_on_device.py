@@ -6,11 +6,14 @@ device with the stream sanitizer, and in half of the rows with late events and c
 `make test` runs a pairwise cover of the table, `make test-all` also the other rows.
 """
 
+import contextlib
+import gc
 import random
 from collections.abc import Hashable, Iterator
 from dataclasses import astuple, replace
 from itertools import combinations, count, islice
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -108,10 +111,19 @@ def test_another_result_differs(tmp_path: Path) -> None:
         assert "loss 3" in found
 
 
+@contextlib.contextmanager
+def sanitizer_raises() -> Iterator[None]:
+    controls = pretend.load()
+    controls.set_lag(LAG)
+    with pytest.raises(RuntimeError, match="stream sanitizer"):
+        yield
+    controls.set_sanitizer("off")
+    gc.collect()  # the broken pipeline, which would be noticed in the next test again
+
+
 @in_process
 def test_streams_that_do_not_wait_for_inputs_are_noticed(tmp_path: Path) -> None:
-    pretend.load().set_lag(LAG)
-    with mock.patch.object(uploads, "wait_for_mark"), pytest.raises(RuntimeError, match="stream sanitizer"):
+    with mock.patch.object(uploads, "wait_for_mark"), sanitizer_raises():
         train(Case(method="wpipe"), "pretend:0", tmp_path)
 
 
@@ -159,6 +171,50 @@ def test_a_run_moves_between_devices(method: str, tmp_path: Path) -> None:
         ran = run(*devices)
         assert differences(ran, expected) == []
         assert {tensor.device.type for tensor in ran.state.values()} == {"cpu"}
+
+
+def run_on_streams(case: Case, device: str) -> Run:
+    """Another stream is current in every call; every other mini-batch is on the device, and freed after its step."""
+    ran = Run()
+    streams: list[contextlib.AbstractContextManager[Any]] = [contextlib.nullcontext()] * 3
+    if device != "cpu":
+        streams = [torch.Stream(device=device) for _ in range(3)]
+    pipe = pipeline(case, device)
+    for t in range(6):
+        with streams[t % 3]:
+            inputs, targets = batch(case.model, t, 16)
+            pipe.step(inputs.to(device) if t % 2 else inputs, targets)
+            del inputs
+            torch.ones(1, device=device).add_(1)  # the caller's own work there
+    with streams[1]:
+        ran.last = pipe.flush()
+    with streams[2]:
+        ran.figures.append(pipe.evaluate([batch(case.model, 50, 9)]))
+    with streams[0]:
+        pipe.load_state_dict({name: tensor.to(device) / 2 for name, tensor in pipe.state_dict().items()})
+    pipe.step(*batch(case.model, 7, 16))
+    with streams[1]:
+        ran.state = pipe.state_dict()
+    pipe.close()
+    return ran
+
+
+@pytest.mark.parametrize("method", ["gpipe", "wpipe", "xpipe"])
+@in_process
+def test_any_stream_may_be_current(method: str) -> None:
+    pretend.load().set_lag(LAG)
+    case = Case(method=method)
+    assert differences(run_on_streams(case, "pretend:0"), run_on_streams(case, "cpu")) == []
+
+
+@in_process
+def test_memory_of_several_streams_is_noticed() -> None:
+    """A control: with compute on the current stream, the memory of one is freed while another still uses it."""
+    with (
+        mock.patch("weft.runtime.pipeline.within_stream", return_value=contextlib.nullcontext()),
+        sanitizer_raises(),
+    ):
+        run_on_streams(Case(method="wpipe"), "pretend:0")
 
 
 @pytest.mark.parametrize("lag", [0, LAG])

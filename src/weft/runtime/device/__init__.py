@@ -23,6 +23,7 @@ from weft.runtime.device.streams import (
     on_stream,
     record_use,
     wait_for_mark,
+    within_stream,
 )
 from weft.runtime.device.uploads import Uploads
 
@@ -55,4 +56,5 @@ __all__ = [
     "record_use",
     "use_device",
     "wait_for_mark",
+    "within_stream",
 ]

@@ -1,6 +1,6 @@
 """Streams and events of any accelerator.
 
-A rank computes on the stream that is current when its caller runs a step. What waits for other ranks, or for the
+A rank computes on the stream that is current when its pipeline is built. What waits for other ranks, or for the
 host's memory, runs on a side stream, so that nothing behind it is held up. A *mark* is an event in a stream: all work
 before it is done when it is reached. On the CPU, and on a device without streams, there are no side streams and no
 marks (None).
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,23 @@ def current_stream(device: torch.device) -> torch.Stream | None:
 def on_stream(stream: torch.Stream | None) -> contextlib.AbstractContextManager[Any]:
     """Launch kernels on a stream; for None, wherever they were."""
     return contextlib.nullcontext() if stream is None else stream
+
+
+@contextlib.contextmanager
+def within_stream(stream: torch.Stream | None) -> Iterator[None]:
+    """Launch kernels on a stream, after those that the current one was given before and before those that it is given
+    later: as if they were on the current one, but all memory belongs to one stream, whichever is current.
+    """
+    current = None if stream is None else current_stream(stream.device)
+    if stream is None or current is None or stream == current:
+        yield
+        return
+    stream.wait_stream(current)
+    try:
+        with stream:
+            yield
+    finally:
+        current.wait_stream(stream)
 
 
 def device_index(device: torch.device) -> contextlib.AbstractContextManager[Any]:
