@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,11 +127,12 @@ def pipeline(case: Case, device: str, **options: Any) -> weft.Pipeline:
     )
 
 
-def train(pipe: weft.Pipeline, case: Case) -> Run:
+def train(pipe: weft.Pipeline, case: Case, before_step: Callable[[int], None] = lambda t: None) -> Run:
     ran = Run()
     for t, size in enumerate(SIZES):
         if t == PAUSE:
             _pause(pipe, ran)
+        before_step(t)
         rows = size * MICROBATCHES * case.replicas
         _note(pipe.step(*batch(t, rows, bad=case.skip and t == BAD)), ran)
     _pause(pipe, ran)

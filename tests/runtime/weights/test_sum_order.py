@@ -58,6 +58,7 @@ class Joined:
         self.members: dict[tuple[str, Member], list[int]] = defaultdict(list)
         self._added: Counter[tuple[str, int, int]] = Counter()
         self._chance = random.Random(seed)
+        self._placement: tuple[int, ...] = ()
         add, advance = GroupSums.add, GradientSync.advance
 
         def recording(sums: GroupSums, group: Group, minibatch: int, member: Member, part: Parts) -> Sum:
@@ -79,6 +80,10 @@ class Joined:
         if self._added[group.name, minibatch, rank] == sum(self._rank(other) == rank for other in group.members):
             self.orders[group.line][rank].append((group.name, minibatch))
 
+    def _rank(self, member: Member) -> int:
+        replica, chunk, _ = member
+        return 2 * replica + self._placement[chunk]
+
     def train(self, schedule: str, *, replicas: int, tied: bool, clip: bool) -> None:
         pipe = weft.Pipeline(
             model(tied=tied),
@@ -90,8 +95,7 @@ class Joined:
             replicas=replicas,
             clip_norm=0.1 if clip else None,
         )
-        placement = pipe.schedule.placement
-        self._rank = lambda member: 2 * member[0] + placement[member[1]]
+        self._placement = tuple(pipe.schedule.placement)
         for _ in range(UPDATES):
             pipe.step(torch.randn(8, WIDTH), torch.randn(8, WIDTH))
         pipe.flush()
