@@ -24,7 +24,7 @@ import weft
 WIDTH = 16  # of every layer: a row fills a cache line, see `models.py`
 LAYERS = 8
 MICROBATCHES = 4
-SIZES = (2, 2, 1, 3, 3, 2)  # rows of a micro-batch, by mini-batch
+SIZES = (2, 2, 1, 2, 2, 3)  # rows of a micro-batch, by mini-batch: smaller and larger than the receive that is posted
 PAUSE = 3  # the mini-batch before which the run evaluates and predicts
 BAD = 1  # the mini-batch that is skipped, where one is
 JITTER = 0.002  # seconds, at most
