@@ -43,9 +43,9 @@ def counting_waits() -> Iterator[Counted]:
     controls, counted = pretend.load(), Counted()
     wait_for_device = Worker.wait_for_device
 
-    def noted(self: Worker, ready: Callable[[], bool], *key: Any) -> Waits:
+    def noted(self: Worker, ready: Callable[[], bool], what: str) -> Waits:
         counted.kinds["device"] += not ready()
-        yield from wait_for_device(self, ready, *key)
+        yield from wait_for_device(self, ready, what)
 
     controls.reset_counts()
     with mock.patch.object(Worker, "wait_for_device", noted), controls.tracing():

@@ -328,7 +328,9 @@ class _Lane:
     def _collective(
         self, operation: Operation, inputs: list[torch.Tensor], outputs: list[torch.Tensor], reduce: Any
     ) -> None:
-        self._meet(operation, [rank for rank in range(self._communicator.size) if rank != self._communicator.rank])
+        peers = [rank for rank in range(self._communicator.size) if rank != self._communicator.rank]
+        self._meet(operation, peers)
+        self._meet(operation, peers)  # a peer that came first may have gone: what follows can't be aborted
         gloo = self._communicator.gloo()
         is_mean = reduce == dist.ReduceOp.AVG
         if is_mean:

@@ -52,14 +52,11 @@ def batch() -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def fake_clock() -> Iterator[None]:
-    """The device's clock goes as above. Each of the two ranks asks for the host's time once: when its first cycle
-    begins, which is after the two forwards of the ranks before it.
-    """
+    """The device's clock goes as above. Each of the two ranks asks for the host's time once, when it is built."""
     pretend.load().set_clock(lambda op, device, stream: TIMES.get(op.removeprefix("aten::"), 0.0))
-    starts = [0, round(2 * FORWARD * 1e6)]
     with (
         mock.patch.object(meters, "monotonic_ns", side_effect=AssertionError("the host's clock")),
-        mock.patch.object(device_meter, "monotonic_ns", side_effect=starts),
+        mock.patch.object(device_meter, "monotonic_ns", side_effect=[0, 0]),
     ):
         yield
 
@@ -93,6 +90,8 @@ def test_the_timeline_is_that_of_the_clock() -> None:
             backward = FIRST_BACKWARD if block.rank == 0 else BACKWARD
             expected = {Op.F: FORWARD, Op.B: backward, Op.U: UPDATE}[block.step.action.op]
             assert 1e3 * (block.end - block.start) == pytest.approx(expected)
+        of_last_rank = [block for block in timeline.blocks if block.rank == 1]
+        assert 1e3 * of_last_rank[0].start == pytest.approx(2 * FORWARD)
         of_first_rank = [block for block in timeline.blocks if block.rank == 0]
         starts = [0, FORWARD, step - UPDATE - 2 * FIRST_BACKWARD, step - UPDATE - FIRST_BACKWARD, step - UPDATE]
         assert [1e3 * block.start for block in of_first_rank] == pytest.approx([*starts, *(step + s for s in starts)])

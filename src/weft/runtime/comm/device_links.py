@@ -93,10 +93,10 @@ class DeviceSender:
         self._sizes.clear()
 
     @property
-    def idle(self) -> bool:
-        """Whether everything has been received."""
+    def under_way(self) -> int:
+        """Operations that the receiver has not served yet."""
         self._drop_completed()
-        return not self._sends
+        return len(self._sends)
 
     def _send(self, flat: Tensor) -> None:
         written = mark(self._device)
@@ -117,6 +117,12 @@ class DeviceReceiver:
         self._stream = new_stream(device)
         self._sizes = _Sizes(period)
         self._posted: Arrival | None = None
+        self._newest: torch.Event | None = None  # the mark of the newest operation that the sender serves for sure
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a message was announced, or a receive is to be served, and is not there yet."""
+        return self._newest is not None and not self._newest.query()
 
     @property
     def nbytes(self) -> int:
@@ -128,11 +134,15 @@ class DeviceReceiver:
         arrival = self._irecv(size) if size > self._sizes.posted else self._posted
         self._sizes.append(size)
         self._posted = self._irecv(self._sizes.posted) if self._sizes.posted else None
-        return arrival if size else None
+        if arrival is None or not size:
+            return None
+        self._newest = arrival.mark
+        return arrival
 
     def settle(self) -> None:
         """Leave no receive posted; the sender serves it."""
-        self._posted = None
+        if self._posted is not None:
+            self._newest, self._posted = self._posted.mark, None
         self._sizes.clear()
 
     def _irecv(self, size: int) -> Arrival:

@@ -68,8 +68,11 @@ class Transport(Protocol):
     def settle(self) -> None:
         """Every rank has taken all messages: leave nothing under way. Every process calls it."""
 
+    def under_way(self) -> list[str]:
+        """Messages between devices that are not there yet, for an error message."""
+
     def idle(self) -> bool:
-        """Whether all that was sent from a device has been received."""
+        """Whether all that was sent from and to a device has been received."""
 
     def abort(self, reason: str) -> bool:
         """Notify other processes that this one can't go on, and end what devices wait for; False if there are none."""
@@ -111,6 +114,9 @@ class InProcessTransport:
 
     def settle(self) -> None:
         pass
+
+    def under_way(self) -> list[str]:
+        return []
 
     def idle(self) -> bool:
         return True
@@ -272,9 +278,18 @@ class ProcessTransport:
             if incoming.device_receiver is not None:
                 incoming.device_receiver.settle()
 
+    def under_way(self) -> list[str]:
+        first = self._rank // self._stages * self._stages
+        receivers = {first + source: link.device_receiver for source, link in self._incoming.items()}
+        senders = {first + target: link.device_sender for target, link in self._outgoing.items()}
+        return [
+            *(f"a message from rank {source}" for source, end in receivers.items() if end is not None and end.is_late),
+            *(f"a message to rank {target}" for target, end in senders.items() if end is not None and end.under_way),
+        ]
+
     def idle(self) -> bool:
-        senders = (link.device_sender for link in self._outgoing.values())
-        return all(sender is None or sender.idle for sender in senders)
+        """Both ends: a rank that ends after a flush aborts its communicators, and must not leave a peer waiting."""
+        return not self.under_way()
 
     def abort(self, reason: str) -> bool:
         """Notify the neighbours, so that they stop with the cause in their message.

@@ -106,7 +106,9 @@ class Blocking:
                 raise concurrent.futures.TimeoutError
             self._worker.check_sums()
         except (concurrent.futures.TimeoutError, LinkError) as problem:
-            self._transport.collectives.fail(problem, str(wait))
+            under_way = [*self._transport.under_way(), *self._worker.sums_on_device()]
+            reason = f" (under way between devices: {', '.join(under_way)})" if under_way else ""
+            self._transport.collectives.fail(problem, f"{wait}{reason}")
 
     def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait, *, deadline: float | None) -> None:
         """Block until one of these or a gradient sum is done; raises if one failed, or none was done in time."""

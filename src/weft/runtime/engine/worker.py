@@ -208,6 +208,10 @@ class Worker:
         """Sums that the host waits for."""
         return [update.sum for update in self._pending() if update.sum is not None and not update.sum.is_on_device]
 
+    def sums_on_device(self) -> list[str]:
+        """Sums that the device still waits for, for an error message."""
+        return self._gradient_sync.sums.under_way()
+
     def awaits_device(self) -> bool:
         """Whether a device waits for other ranks' parts of a sum."""
         return any(update.sum is not None and update.sum.is_on_device for update in self._pending())

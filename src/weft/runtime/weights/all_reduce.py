@@ -89,6 +89,7 @@ class GroupSums:
         self._local, self._across, self._device = local, across, device
         self._threads = {name: _AllReduceThread(all_reduce, device) for name, all_reduce in across.items()}
         self._streams: dict[str, torch.Stream | None] = {}
+        self._newest: dict[str, torch.Event | None] = {}  # the mark of the newest sum, by communicator
         self._parts: dict[tuple[str, int], dict[Member, Parts]] = defaultdict(dict)
         self._futures: dict[tuple[str, int], dict[Member, Sum]] = defaultdict(dict)
         self.close = weakref.finalize(self, _end, list(self._threads.values()))
@@ -124,6 +125,11 @@ class GroupSums:
             self._add_on_device(group.line, total, waiting, all_reduce.on_device)
         return future
 
+    def under_way(self) -> list[str]:
+        """Sums on the device that are not there yet, for an error message."""
+        late = [line for line, mark in self._newest.items() if mark is not None and not mark.query()]
+        return [f"a sum over {line}" for line in late]
+
     def _add_on_device(
         self, line: str, total: Parts, waiting: list[Sum], all_reduce: Callable[[Tensor], torch.Event | None]
     ) -> None:
@@ -134,6 +140,7 @@ class GroupSums:
             [tensor for tensor, host in zip(total, on_host, strict=True) if not host],
             lambda tensor: marks.append(all_reduce(tensor)),
         )
+        self._newest[line] = marks[-1]
         for future in waiting:
             future.mark, future.is_shared = marks[-1], len(waiting) > 1
 
