@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ import weft
 WIDTH = 16  # of every layer: a row fills a cache line, see `models.py`
 LAYERS = 8
 MICROBATCHES = 4
-SIZES = (2, 2, 1, 3, 3, 2)  # rows of a micro-batch, by mini-batch
+SIZES = (2, 2, 1, 2, 2, 3)  # rows of a micro-batch, by mini-batch: smaller and larger than the receive that is posted
 PAUSE = 3  # the mini-batch before which the run evaluates and predicts
 BAD = 1  # the mini-batch that is skipped, where one is
 JITTER = 0.002  # seconds, at most
@@ -126,11 +127,12 @@ def pipeline(case: Case, device: str, **options: Any) -> weft.Pipeline:
     )
 
 
-def train(pipe: weft.Pipeline, case: Case) -> Run:
+def train(pipe: weft.Pipeline, case: Case, before_step: Callable[[int], None] = lambda t: None) -> Run:
     ran = Run()
     for t, size in enumerate(SIZES):
         if t == PAUSE:
             _pause(pipe, ran)
+        before_step(t)
         rows = size * MICROBATCHES * case.replicas
         _note(pipe.step(*batch(t, rows, bad=case.skip and t == BAD)), ran)
     _pause(pipe, ran)

@@ -19,7 +19,7 @@ DEVICE = "pretend:0"
 
 def test_without_a_compiler_there_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv(pretend.build.FOLDER, str(tmp_path))
     assert pretend.unavailable() == "the pretend device needs a C++ compiler (g++, or CXX)"
     with pytest.raises(RuntimeError, match="needs a C\\+\\+ compiler"):
         pretend.build.build()

@@ -217,10 +217,12 @@ def test_the_host_can_run_ahead_of_a_gate_that_stays_closed() -> None:
     controls = pretend.load()
     controls.set_gate_limit(0.05, run_ahead=True)
     stream = side_stream()
-    controls.block_stream(stream, controls.Gate("receive 2"))
+    gate = controls.Gate("receive 2")
+    controls.block_stream(stream, gate)
     with stream:
         torch.ones(3, device=DEVICE)
         after = stream.record_event()
     assert not after.query()
     with pytest.raises(RuntimeError, match="a gate that stayed closed: receive 2"):
         after.synchronize()
+    gate.open()  # for the next test

@@ -176,16 +176,15 @@ class Controls:
 def check_autograd() -> None:
     """That autograd has threads for the device. Starts them, so processes that were forked later have no autograd.
 
-    Their kernels use as many threads as this one now: one, so that sums have one order.
+    They take the number of threads of kernels from the whole process, when they first need it, and keep it: one, so
+    that sums have one order.
     """
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with CONTROLS.visible_devices(1):
+        with CONTROLS.visible_devices(max(1, EXTENSION.device_count())):
             torch.ones((), device="pretend", requires_grad=True).sin().backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise RuntimeError("load the pretend device before the first backward of a process") from error
-    torch.set_num_threads(threads)
     CONTROLS.reset()
 
 

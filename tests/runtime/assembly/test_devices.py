@@ -130,6 +130,24 @@ def test_what_one_rank_can_not_choose_all_refuse(launch: Callable[..., list[Any]
     assert errors[0] == errors[1]
 
 
+def build_with_one_queue(device: str) -> str:
+    """The error of a pipeline whose rank 1 has a single hardware queue."""
+    rank = dist.get_rank()
+    environment = {"LOCAL_RANK": str(rank)} | ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if rank == 1 else {})
+    with fake_devices(4, environment=environment):
+        try:
+            pipeline(schedule="1f1b", device=device).close()
+        except WeftError as problem:
+            return str(problem)
+    return ""
+
+
+def test_a_rank_with_one_hardware_queue_is_refused_by_all(launch: Callable[..., list[Any]]) -> None:
+    for error in launch(build_with_one_queue, "cuda", ranks=2):
+        assert "(CUDA_DEVICE_MAX_CONNECTIONS: 1): with one hardware queue, compute waits behind a message" in error
+    assert launch(build_with_one_queue, "cpu", ranks=2) == ["", ""]
+
+
 def test_the_cpu_is_not_chosen_in_silence(launch: Callable[..., list[Any]]) -> None:
     (error, said, current), (_, other, _) = launch(build, 4, None, None, {}, ranks=2)
     assert (error, current, other) == ("", None, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -46,6 +47,28 @@ def calls() -> dict[str, Any]:
     }
     collectives.close()
     return results
+
+
+def make_group_of_a_bound_process() -> list[Any]:
+    default: Any = dist.group.WORLD
+    default.bound_device_id = torch.device("cpu", 0)
+    bound = []
+    new_group = dist.new_group
+
+    def recording(*args: Any, **options: Any) -> Any:
+        bound.append(default.bound_device_id)
+        return new_group(*args, **options)
+
+    with mock.patch.object(dist, "new_group", recording):
+        collectives = Collectives(deadline=30.0)
+        collectives.new_group([0])
+    collectives.close()
+    return [*bound, str(default.bound_device_id)]
+
+
+def test_groups_are_not_split_off_a_default_group_that_is_bound_to_a_device(launch: Launch) -> None:
+    """With NCCL, ranks outside a group of another backend would wait for its members forever."""
+    assert launch(make_group_of_a_bound_process, ranks=2) == [[None, None, "cpu:0"]] * 2
 
 
 def test_data_of_every_process_by_rank(launch: Launch) -> None:

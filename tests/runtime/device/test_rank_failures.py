@@ -168,21 +168,16 @@ def pause(case: Case) -> tuple[Run, list[float], int]:
     """Wait for longer than the deadline between two steps, with messages under way."""
     from tests.helpers.pretend import nccl
 
-    unread = 0
+    unread: list[Any] = []
+
+    def before_step(t: int) -> None:
+        if t == 2:
+            unread.extend(operation for found in nccl.communicators() for operation in found.outstanding)
+            assert not threading.Event().wait(1.25 * DEADLINE)
+
     with pipeline(case, "pretend", deadline=DEADLINE) as pipe:
         timeouts = [communicator.timeout.total_seconds() for communicator in nccl.communicators() if communicator.log]
-        step, calls = pipe.step, 0
-
-        def step_after_a_pause(*given: Any) -> weft.Result:
-            nonlocal unread, calls
-            calls += 1
-            if calls == 3:
-                unread = sum(len(communicator.outstanding) for communicator in nccl.communicators())
-                assert not threading.Event().wait(1.25 * DEADLINE)
-            return step(*given)
-
-        pipe.step = step_after_a_pause  # type: ignore[method-assign, assignment]
-        return train(pipe, case), timeouts, unread
+        return train(pipe, case, before_step), timeouts, len(unread)
 
 
 def test_a_pause_between_steps_does_no_harm(pretend_launch: Callable[..., list[Any]]) -> None:
@@ -203,10 +198,10 @@ def begin(backend: str) -> None:
     """On a rank that `weft.launch` has started: with a pretend device."""
     del os.environ["WEFT_DEVICE"]
     load()
-    rank, ranks, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    store: Any = dist.PrefixStore("pretend", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
     meet()
     dist.destroy_process_group()
-    store = dist.PrefixStore("pretend", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 
 

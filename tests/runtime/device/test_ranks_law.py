@@ -32,7 +32,6 @@ SURROUNDINGS: list[dict[str, Any]] = [
 
 def table(ranks: int) -> list[Case]:
     """Surroundings alternate: five of them, so that each meets every option."""
-    options: Any = product(METHODS, (1, 2), *[(False, True)] * 5)
     cases = [
         Case(
             method=method,
@@ -44,7 +43,8 @@ def table(ranks: int) -> list[Case]:
             recompute=recompute,
             predict=predict,
         )
-        for method, replicas, tied, clip, skip, recompute, predict in options
+        for method, replicas in product(METHODS, (1, 2))
+        for tied, clip, skip, recompute, predict in product((False, True), repeat=5)
     ]
     allowed = [case for case in cases if case.is_allowed]
     return [replace(case, **SURROUNDINGS[number % len(SURROUNDINGS)]) for number, case in enumerate(allowed)]

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -60,20 +58,17 @@ class Joined:
         self.members: dict[tuple[str, Member], list[int]] = defaultdict(list)
         self._added: Counter[tuple[str, int, int]] = Counter()
         self._chance = random.Random(seed)
-        self._rank: Callable[[Member], int] = lambda member: 0  # of a member; set by `train`
-        add: Any = GroupSums.add
-        advance: Any = GradientSync.advance
+        self._placement: tuple[int, ...] = ()
+        add, advance = GroupSums.add, GradientSync.advance
 
         def recording(sums: GroupSums, group: Group, minibatch: int, member: Member, part: Parts) -> Sum:
             self._note(group, minibatch, member)
-            joined: Sum = add(sums, group, minibatch, member, part)
-            return joined
+            return add(sums, group, minibatch, member, part)
 
         def advance_later(sync: GradientSync, update: PendingUpdate, older: PendingUpdate | None = None) -> int:
             if update.sum is not None and update.sum.is_there() and self._chance.random() < 0.5:
                 return 1  # the worker looks again
-            finished: int = advance(sync, update, older)
-            return finished
+            return advance(sync, update, older)
 
         monkeypatch.setattr(GroupSums, "add", recording)
         monkeypatch.setattr(GradientSync, "advance", advance_later)
@@ -84,6 +79,10 @@ class Joined:
         self._added[group.name, minibatch, rank] += 1
         if self._added[group.name, minibatch, rank] == sum(self._rank(other) == rank for other in group.members):
             self.orders[group.line][rank].append((group.name, minibatch))
+
+    def _rank(self, member: Member) -> int:
+        replica, chunk, _ = member
+        return 2 * replica + self._placement[chunk]
 
     def train(self, schedule: str, *, replicas: int, tied: bool, clip: bool) -> None:
         pipe = weft.Pipeline(
@@ -96,8 +95,7 @@ class Joined:
             replicas=replicas,
             clip_norm=0.1 if clip else None,
         )
-        placement = pipe.schedule.placement
-        self._rank = lambda member: 2 * member[0] + placement[member[1]]
+        self._placement = tuple(pipe.schedule.placement)
         for _ in range(UPDATES):
             pipe.step(torch.randn(8, WIDTH), torch.randn(8, WIDTH))
         pipe.flush()

@@ -6,11 +6,12 @@ JSON: nothing is unpickled. A process without a process group is alone, and ever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar, cast
@@ -58,7 +59,8 @@ class Collectives:
     ) -> dist.ProcessGroup:
         """A process group of some ranks, which `close` destroys; every rank makes all groups in the same order."""
         wait = timedelta(seconds=self._deadline if timeout is None else timeout)
-        group = cast(dist.ProcessGroup, dist.new_group(list(ranks), backend=backend, timeout=wait))
+        with _unbound_default_group():
+            group = cast(dist.ProcessGroup, dist.new_group(list(ranks), backend=backend, timeout=wait))
         if self.rank in ranks:  # other ranks get a placeholder, and never use it
             self._groups.append(group)
         return group
@@ -196,6 +198,22 @@ class Collectives:
             work.wait(timedelta(seconds=deadline or self._deadline))
         except RuntimeError as problem:
             self.fail(problem, f"all ranks to {purpose}", deadline=deadline)
+
+
+@contextlib.contextmanager
+def _unbound_default_group() -> Iterator[None]:
+    """Let a new group have nothing to do with the communicator of the default group.
+
+    If the user has bound that to a device (`device_id=` of `init_process_group`), PyTorch splits new groups off it, at
+    once. Ranks outside a new group then wait in NCCL for its members, who never come if its backend is gloo.
+    """
+    default: Any = dist.group.WORLD
+    device = default.bound_device_id
+    default.bound_device_id = None
+    try:
+        yield
+    finally:
+        default.bound_device_id = device
 
 
 class _Part:
