@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from tests.helpers import pretend
 from tests.helpers.pretend.ranks import needs_pretend_device
-from tests.helpers.rank_runs import Case, late, pipeline, train
+from tests.helpers.rank_runs import MICROBATCHES, Case, batch, late, pipeline, train
 
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 
@@ -46,7 +46,7 @@ def communicators(case: Case) -> list[list[int]]:
     from tests.helpers.pretend import nccl
 
     with pipeline(case, "pretend") as pipe:
-        train(pipe, case)
+        pipe.step(*batch(0, MICROBATCHES * case.replicas))
     return [communicator.ranks for communicator in nccl.communicators() if communicator.log]
 
 
