@@ -52,6 +52,18 @@ def test_leftovers_of_a_killed_run_are_deleted(folder: Folder) -> None:
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["latest", "update-00000010"]
 
 
+def test_a_run_that_goes_on_deletes_no_file_that_is_being_written(folder: Folder) -> None:
+    """Its folder may have been moved meanwhile, and the file be that of the run that has its place now."""
+    written = [folder.path / ".invocation.1.part", folder.checkpoints / ".latest.1.part"]
+    for file in written:
+        file.touch()
+    for update in (10, 20, 30):
+        save(folder, update)
+    assert all(file.exists() for file in written)
+    assert folder.names() == ["update-00000020", "update-00000030"]
+    assert not list(folder.checkpoints.glob(".update-*"))
+
+
 def test_a_missing_checkpoint_is_reported(folder: Folder) -> None:
     assert folder.find("latest") is None
     save(folder, 10)

@@ -207,14 +207,15 @@ class Folder:
             kept = {checkpoint.name, self._pointed("best"), *names[-keep:]}
             for name in names:
                 if name not in kept:  # first renamed: a half-deleted checkpoint must not look complete
-                    (self.checkpoints / name).rename(self.checkpoints / f".{name}.gone")
+                    gone = (self.checkpoints / name).rename(self.checkpoints / f".{name}.gone")
                     faults.hit("rotation")
+                    shutil.rmtree(gone, ignore_errors=True)
         except OSError as problem:  # the new checkpoint is complete
             warn(f"old checkpoints in {self.checkpoints} can't be deleted ({one_line(problem)}); they stay")
-        self.sweep()
 
     def sweep(self) -> None:
-        """Delete what a killed run left behind, and checkpoints that are no longer kept, as far as that works."""
+        """Delete what a killed run left behind, as far as that works. Only at a start: a run that goes on may have
+        lost its place to another one, whose files these are."""
         for leftover in self.checkpoints.glob(".update-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for leftover in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
