@@ -47,6 +47,7 @@ ROOMS = (
     "device",
     "tensors",
     "process",
+    "storage",
     "comm",
     "partition",
     "update",
