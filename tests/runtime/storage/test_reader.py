@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.runtime.process import status
-from weft.runtime.storage import TensorFile, reader, write_safetensors
+from weft.runtime.storage import TensorFile, memory, write_safetensors
 from weft.runtime.storage.safetensors_header import DTYPES, TORCH_DTYPES
 
 shapes = st.lists(st.integers(0, 5), max_size=4)
@@ -72,7 +72,7 @@ def test_any_dtype_and_layout_is_filled_block_by_block(
     read = torch.full(shape[::-1], torch.nan, dtype=wanted).permute(tuple(reversed(range(len(shape)))))
     read = read if is_transposed else read.contiguous()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "BLOCK", block)
+        patch.setattr(memory, "BLOCK", block)
         TensorFile(tmp_path / "file").read_into("a", read)
     assert torch.equal(read, tensor.to(wanted))
 
