@@ -21,9 +21,9 @@ WIDTH, TOKENS = 8, 12
 
 
 class Output(nn.Module):
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight = weight  # a parameter
 
     def forward(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.weight)
@@ -34,6 +34,7 @@ class Positions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.positions: Tensor
         self.register_buffer("positions", torch.arange(5.0) / 5, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
 
 
 def pipeline(model: nn.Module, **options: Any) -> weft.Pipeline:
-    options = {"schedule": "wpipe", "microbatches": 2, "seed": 5, "balance": [2, 2, 2, 1]} | options
+    options = dict[str, Any](schedule="wpipe", microbatches=2, seed=5, balance=[2, 2, 2, 1]) | options
     return weft.Pipeline(model, loss_fn=loss_fn, optimizer=lambda params: torch.optim.Adam(params, lr=0.05), **options)
 
 
@@ -105,7 +106,7 @@ def on_ranks(case: str, replicas: int, folder: str) -> dict[str, Any]:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
     """The weights of another seed, in two files with an index; the tied one once."""
     folder = tmp_path_factory.mktemp("weights")
-    state = {name: tensor for name, tensor in weft.materialize(meta_model(), seed=9).state_dict().items()}
+    state = dict(weft.materialize(meta_model(), seed=9).state_dict())
     state.pop("6.weight")
     names = sorted(state)
     files = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(names)}
@@ -212,6 +213,7 @@ class Tiny(nn.Module):
         self.embedding, self.inner = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.norm, self.output = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS, bias=False)
         self.output.weight = self.embedding.weight
+        self.positions: Tensor
         self.register_buffer("positions", torch.arange(9), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
