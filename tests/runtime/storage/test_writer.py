@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.runtime.checkpoint import writer
-from weft.runtime.checkpoint.writer import DTYPES, FileWriter, write_safetensors
 from weft.runtime.process import status
+from weft.runtime.storage import writer
+from weft.runtime.storage.safetensors_header import DTYPES
+from weft.runtime.storage.writer import FileWriter, write_safetensors
 
 
 def tensors() -> dict[str, Tensor]:
@@ -39,6 +40,14 @@ def test_the_file_is_that_of_the_library(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "own", plain)
     save_file(plain, tmp_path / "theirs")
     assert (tmp_path / "own").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_strides_of_dimensions_of_one_element_do_not_matter(tmp_path: Path) -> None:
+    row = torch.arange(6.0).reshape(2, 3).t()[1:2, 1:2]
+    assert row.is_contiguous()
+    assert row.stride() == (1, 3)
+    write_safetensors(tmp_path / "own", {"a": row.t()})
+    assert load_file(tmp_path / "own")["a"].tolist() == [[4]]
 
 
 def test_every_tensor_is_aligned(tmp_path: Path) -> None:
