@@ -16,6 +16,7 @@ from torch import nn
 from weft.errors import WeftError
 from weft.runtime.device import check_device
 from weft.runtime.engine import LossFunction
+from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import Program, Schedule, check_sizes
 from weft.text import did_you_mean
@@ -135,6 +136,7 @@ class Settings:
     max_skips: int = _option(10, check=_check_max_skips, same=True)
     seed: int = _option(0, check=_check_seed, same=True, about=True)
     deadline: float = _option(60.0, check=_check_deadline)
+    weights: Weights = _option(None)
     cut: Sequence[str] | None = _option(None)
     example: Any = _option(None)
     device: str | torch.device | None = _option(None, check=_check_device)

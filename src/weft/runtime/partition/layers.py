@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,11 +25,12 @@ class LayeredModel:
     """The whole model, as every rank gets it; a rank then keeps the layers of its own chunks."""
 
     layers: list[nn.Module]
+    root: nn.Module  # whose modules hold the same tensors, under the model's names
     state: dict[str, Tensor]  # name -> parameter or persistent buffer, as in its state_dict
 
-    def names(self) -> dict[int, list[str]]:
+    def names(self) -> defaultdict[int, list[str]]:
         """The names of each tensor, by id; a tied tensor has several."""
-        names: dict[int, list[str]] = defaultdict(list)
+        names: defaultdict[int, list[str]] = defaultdict(list)
         for name, tensor in self.state.items():
             names[id(tensor)].append(name)
         return names
@@ -56,7 +57,7 @@ def layered_model(model: Any, *, cut: Sequence[str] | None, example: Any) -> Lay
             f"there is nothing to train: no parameter needs a gradient (parameters: {count}, layers: {len(layers)}); "
             "set requires_grad on those to train"
         )
-    return LayeredModel(layers=layers, state=state)
+    return LayeredModel(layers=layers, root=named, state=state)
 
 
 def call_layer(layer: nn.Module, value: Any) -> Any:
@@ -90,11 +91,3 @@ def _takes_several(layer: nn.Module) -> bool:
         if argument.default is argument.empty and argument.kind is not argument.KEYWORD_ONLY
     ]
     return len(required) > 1 or any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
-
-
-def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Every parameter and buffer, as (owner, attribute, tensor); a tied tensor appears once for each name."""
-    for owner in module.modules():
-        for members in (owner.named_parameters, owner.named_buffers):
-            for name, tensor in members(recurse=False, remove_duplicate=False):
-                yield owner, name, tensor
