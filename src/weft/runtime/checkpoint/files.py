@@ -49,7 +49,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
             if file != STATE and (more := set(checkpoint.opened(file).names()) - checkpoint.state["tensors"].keys()):
                 checkpoint.refuse(file, f"holds {min(more)}, which {STATE} does not name")
         for key in checkpoint.state["tensors"]:
-            checkpoint.tensor(key)
+            checkpoint.check(key)
         return checkpoint.manifest | {"extra": decode(checkpoint.state["extra"], checkpoint.tensor)}
 
 

@@ -22,7 +22,7 @@ from weft.errors import WeftError
 from weft.runtime.process import status
 from weft.runtime.storage import memory
 from weft.runtime.storage.memory import memory_of, pieces_of
-from weft.runtime.storage.safetensors_header import DTYPES, Form, header_of
+from weft.runtime.storage.safetensors_header import Form, header_of
 from weft.runtime.tensors import as_real
 
 SYNC_EVERY = 256 << 20  # bytes between two fsyncs, so that the last one does not take long without a sign of progress
@@ -90,7 +90,5 @@ def stored_form(name: str, tensor: Tensor) -> Form:
     """The form in which a tensor is stored: dense and real."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise WeftError(f"a safetensors file holds dense tensors, and {name} is a {tensor.layout} one; keep it dense")
-    real = as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
-    if real.dtype not in DTYPES:
-        raise WeftError(f"safetensors has no {tensor.dtype} ({name}); keep it in a dtype that it has")
+    real = as_real(tensor.detach().resolve_conj())
     return real.dtype, tuple(real.shape)
