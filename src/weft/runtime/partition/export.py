@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from weft.errors import WeftError
 from weft.runtime.partition.cut_layer import Call
@@ -112,6 +110,9 @@ def _stand_ins(model: nn.Module, inputs: Sequence[Tensor]) -> Iterator[dict[int,
     device = next((tensor.device for tensor in inputs if not tensor.is_meta), torch.device("cpu"))
     originals: dict[int, tuple[Tensor, Tensor]] = {}
     if any(tensor.is_meta for _, _, tensor in places):
+        from torch._subclasses.fake_tensor import FakeTensorMode  # these take 33 MiB
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         fakes = {id(tensor): _stand_in(tensor, device, mode) for _, _, tensor in places}
         originals = {id(fakes[id(tensor)]): (fakes[id(tensor)], tensor) for _, _, tensor in places}
@@ -124,7 +125,7 @@ def _stand_ins(model: nn.Module, inputs: Sequence[Tensor]) -> Iterator[dict[int,
             setattr(owner, name, tensor)
 
 
-def _stand_in(tensor: Tensor, device: torch.device, mode: FakeTensorMode) -> Tensor:
+def _stand_in(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
     if tensor.is_meta:
         with mode:
             fake = torch.empty_like(tensor, device=device, requires_grad=False)
