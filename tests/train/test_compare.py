@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.helpers.sources import read_all
 from tests.train.jobs import lines, same, tiny, weights
 
 from weft.cli import main
+from weft.runtime.storage import StoredWeights
 from weft.train.job import job_of
 from weft.train.setup import data_spec_of, net_of
 
@@ -159,13 +161,18 @@ def test_a_transformer_is_exported_for_hugging_face(tmp_path: Path, capsys: pyte
         """
     )
     assert main(["train", str(file)]) == 0
-    assert main(["export", str(tmp_path / "words"), "-o", str(tmp_path / "out")]) == 0
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "huggingface").eval()
     job = job_of(str(file))
     ours = net_of(job, data_spec_of(job)).model
-    ours.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
     tokens = torch.randint(32, (2, 8))
-    torch.testing.assert_close(theirs(tokens).logits, ours.eval()(tokens), atol=1e-5, rtol=1e-4)
+    for size in ("5GB", "100KB"):
+        out = tmp_path / size
+        assert main(["export", str(tmp_path / "words"), "-o", str(out), "--shard-size", size]) == 0
+        shards = list((out / "huggingface").glob("model-*-of-*.safetensors"))
+        assert (len(shards) > 2) == (size == "100KB")
+        assert all(shard.stat().st_size < 110_000 for shard in shards)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(out / "huggingface").eval()
+        ours.load_state_dict(read_all(StoredWeights(out)))
+        torch.testing.assert_close(theirs(tokens).logits, ours.eval()(tokens), atol=1e-5, rtol=1e-4)
 
 
 def test_export_of_a_missing_run_is_refused(

@@ -10,22 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.helpers.sources import read_all
 from torch import Tensor, nn
 
 import weft
 from weft.errors import WeftError
 from weft.runtime.checkpoint import stored_weights
-from weft.runtime.storage import StoredWeights, TensorSource
+from weft.runtime.storage import StoredWeights
 
 FIRST = {"a": torch.arange(4.0), "b": torch.arange(6).reshape(2, 3)}
 SECOND = {"c": torch.ones(2, dtype=torch.bfloat16)}
-
-
-def read_all(source: TensorSource) -> dict[str, Tensor]:
-    read = {name: torch.empty(source.form(name)[1], dtype=source.form(name)[0]) for name in source.names()}
-    for name, tensor in read.items():
-        source.read_into(name, tensor)
-    return read
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:

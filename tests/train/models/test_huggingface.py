@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.helpers.sources import InMemory, read_all
 from tests.train.models.cases import PAIRS, TEXT, batch
 from torch import nn
 
@@ -66,9 +67,9 @@ def write(folder: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) 
 def test_export_to_transformers(case: str) -> None:
     options, spec = CASES[case]
     model = randomized(build_model(options, spec, seed=0).model)
-    config, state = to_huggingface(options, spec, model.state_dict())
+    config, weights = to_huggingface(options, spec, InMemory(model.state_dict()))
     other = transformers_model(config)
-    missing, unknown = other.load_state_dict(state, strict=False)
+    missing, unknown = other.load_state_dict(read_all(weights), strict=False)
     assert unknown == []
     assert missing == (["lm_head.weight"] if case == "gpt-tied" else [])
     inputs = batch(spec, 3)[0]
@@ -78,7 +79,7 @@ def test_export_to_transformers(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_import_from_transformers(case: str, tmp_path: Path) -> None:
     options, spec = CASES[case]
-    config, _ = to_huggingface(options, spec, build_model(options, spec, seed=0).model.state_dict())
+    config, _ = to_huggingface(options, spec, InMemory(build_model(options, spec, seed=0).model.state_dict()))
     other = transformers_model(config)
     other.save_pretrained(tmp_path)  # in the form that transformers writes
     start = type(options)(name=options.name, dropout=0.0, weights=str(tmp_path))
@@ -93,7 +94,8 @@ def test_import_from_transformers(case: str, tmp_path: Path) -> None:
 def test_export_and_import_are_inverse(tmp_path: Path) -> None:
     for name, (options, spec) in CASES.items():
         state = randomized(build_model(options, spec, seed=0).model).state_dict()
-        folder = write(tmp_path / name, *to_huggingface(options, spec, state))
+        config, weights = to_huggingface(options, spec, InMemory(state))
+        folder = write(tmp_path / name, config, read_all(weights))
         back = build_model(dataclasses.replace(options, weights=folder), spec, seed=1).model.state_dict()
         assert all(torch.equal(back[key], tensor) for key, tensor in state.items())
 
@@ -126,7 +128,8 @@ def test_configs_that_do_not_fit_are_refused(config: Any, message: str, tmp_path
 
 def saved(tmp_path: Path, case: str) -> tuple[Options, DataSpec, Path, dict[str, torch.Tensor]]:
     options, spec = CASES[case]
-    config, state = to_huggingface(options, spec, build_model(options, spec, seed=0).model.state_dict())
+    config, weights = to_huggingface(options, spec, InMemory(build_model(options, spec, seed=0).model.state_dict()))
+    state = read_all(weights)
     folder = write(tmp_path, config, state)
     return dataclasses.replace(options, weights=folder), spec, tmp_path / "model.safetensors", state
 

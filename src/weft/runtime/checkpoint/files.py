@@ -49,7 +49,7 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
             if file != STATE and (more := set(checkpoint.opened(file).names()) - checkpoint.state["tensors"].keys()):
                 checkpoint.refuse(file, f"holds {min(more)}, which {STATE} does not name")
         for key in checkpoint.state["tensors"]:
-            checkpoint.tensor(key)
+            checkpoint.check(key)
         return checkpoint.manifest | {"extra": decode(checkpoint.state["extra"], checkpoint.tensor)}
 
 
@@ -159,24 +159,28 @@ class Checkpoint:
         """The dtype and shape of a tensor."""
         return list(self._places[key][1:])
 
-    def tensor(self, key: str) -> Tensor:
+    def tensor(self, key: str, device: torch.device | str = "cpu") -> Tensor:
         """A tensor, in memory of its own."""
-        self._check(key)
-        dtype, shape = self.form(key)
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensor = torch.empty_like(self.stand_in(key), memory_format=torch.contiguous_format, device=device)
         self.read_into(key, tensor)
         return tensor
 
+    def stand_in(self, key: str) -> Tensor:
+        """A tensor of the same dtype and shape, of zeros that take no memory."""
+        self.check(key)
+        dtype, shape = self.form(key)
+        return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
+
     def read_into(self, key: str, tensor: Tensor) -> None:
         """Read a tensor into one of the same shape."""
-        self._check(key)
+        self.check(key)
         file = self._places[key][0]
         real = as_real(tensor) if self.form(key)[0].startswith("complex") else tensor
         with self._reading(file):
             self.opened(file).read_into(key, real)
 
-    def _check(self, key: str) -> None:
-        """Refuse a tensor that is not there, or not as the state says."""
+    def check(self, key: str) -> None:
+        """Refuse a tensor that is not there, or not as the state says; verifies its file."""
         if key not in self._places:
             self.refuse(STATE, f"has no {key}")
         file, stored = self._places[key][0], self.opened(self._places[key][0])
@@ -217,18 +221,7 @@ def begin(target: Path, part: Path) -> None:
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write a safetensors file; returns its entry in the manifest."""
     with _writing(file):
-        return write_safetensors(file, _storable(tensors))
-
-
-def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers as safetensors takes them: dense and real, on the CPU."""
-    result = {}
-    for key, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise WeftError(f"a checkpoint holds dense tensors, and {key} is a {tensor.layout} one; keep it dense")
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-        result[key] = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous()
-    return result
+        return write_safetensors(file, tensors)
 
 
 def finish(target: Path, part: Path, state: dict[str, Any], files: dict[str, Any]) -> None:

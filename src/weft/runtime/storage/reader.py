@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterator, KeysView
+from collections.abc import KeysView
 from pathlib import Path
 
 import torch
@@ -17,10 +17,8 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.runtime.process import status
-from weft.runtime.storage.memory import memory_of
+from weft.runtime.storage.memory import memory_of, pieces_of
 from weft.runtime.storage.safetensors_header import LENGTH, Form, Place, header_length, places_in
-
-BLOCK = 8 << 20  # bytes
 
 
 class TensorFile:
@@ -53,7 +51,7 @@ class TensorFile:
         place = self._place(name)
         self._check(name, place, tensor)
         start, buffer = place.start, torch.empty(0, dtype=torch.uint8)
-        for piece in _pieces(tensor.detach(), place.dtype.itemsize):
+        for piece in pieces_of(tensor.detach(), place.dtype.itemsize):
             size = piece.numel() * place.dtype.itemsize
             if piece.is_cpu and piece.dtype == place.dtype and piece.is_contiguous():
                 self._read(start, piece)
@@ -90,17 +88,3 @@ class TensorFile:
                 raise WeftError(f"{self.path} became shorter while it was read; use a file that nobody changes")
             start, rest = start + count, rest[count:]
             status.nbytes += count
-
-
-def _pieces(tensor: Tensor, itemsize: int) -> Iterator[Tensor]:
-    """A tensor in pieces of at most a block of the file, in the order of their elements."""
-    if tensor.dim() == 0 or tensor.numel() * itemsize <= BLOCK:
-        if tensor.numel():
-            yield tensor
-        return
-    row = tensor[0].numel() * itemsize
-    if row > BLOCK:
-        for part in tensor:
-            yield from _pieces(part, itemsize)
-    else:
-        yield from torch.split(tensor, BLOCK // row)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from weft.errors import WeftError
+
 LENGTH = 8  # bytes before the header that hold its length
 LONGEST = 100_000_000  # bytes of a header that the safetensors library reads
 METADATA = "__metadata__"
@@ -35,9 +37,10 @@ DTYPES = {
     torch.float64: "F64",
     torch.int64: "I64",
     torch.uint64: "U64",
-}  # that weft writes
-READ_ONLY = {"C64": torch.complex64, "F8_E8M0": torch.float8_e8m0fnu}  # since a later version of the format
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()} | READ_ONLY
+    torch.complex64: "C64",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 Form: TypeAlias = "tuple[torch.dtype, tuple[int, ...]]"
 
@@ -63,6 +66,8 @@ def header_of(forms: Mapping[str, Form], metadata: Mapping[str, str] | None = No
     header: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name, form in forms.items():
+        if form[0] not in DTYPES:
+            raise WeftError(f"safetensors has no {form[0]} ({name}); keep it in a dtype that it has")
         start, end = end, end + nbytes_of(form)
         header[name] = {"dtype": DTYPES[form[0]], "shape": list(form[1]), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,6 +1,7 @@
 """Writes files block by block: counted, hashed and fsynced on the way.
 
-So a save shows that it moves, however large and slow it is, and needs no memory but the tensors themselves.
+So a save shows that it moves, however large and slow it is. It needs no memory but the tensors themselves and, where
+they are on a device or not contiguous, a block.
 """
 
 from __future__ import annotations
@@ -8,20 +9,22 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft import faults
 from weft.errors import WeftError
 from weft.runtime.process import status
-from weft.runtime.storage.memory import memory_of
-from weft.runtime.storage.safetensors_header import DTYPES, header_of
+from weft.runtime.storage import memory
+from weft.runtime.storage.memory import memory_of, pieces_of
+from weft.runtime.storage.safetensors_header import Form, header_of
+from weft.runtime.tensors import as_real
 
-BLOCK = 8 << 20  # bytes
 SYNC_EVERY = 256 << 20  # bytes between two fsyncs, so that the last one does not take long without a sign of progress
 
 
@@ -50,7 +53,7 @@ class FileWriter:
     def write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         while len(rest):
-            written = self._file.write(rest[:BLOCK]) or 0
+            written = self._file.write(rest[: memory.BLOCK]) or 0
             self._sha256.update(rest[:written])
             rest = rest[written:]
             self._size += written
@@ -63,15 +66,29 @@ class FileWriter:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write contiguous tensors of the CPU; the size and SHA-256 of the file."""
+    """Write dense tensors of any device, complex ones as pairs of numbers; the size and SHA-256 of the file."""
+    return write_each(path, {name: stored_form(name, tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
+
+
+def write_each(
+    path: Path, forms: Mapping[str, Form], read: Callable[[str], Tensor], metadata: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Write tensors of known forms, each of which is read when its turn comes; the size and SHA-256 of the file."""
     if sys.byteorder != "little":
         raise WeftError(f"checkpoints are little-endian (this machine: {sys.byteorder}-endian); save on another one")
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # so that all are aligned
-    for name, tensor in ordered:
-        if tensor.dtype not in DTYPES:
-            raise WeftError(f"safetensors has no {tensor.dtype} ({name}); keep it in a dtype that it has")
+    ordered = sorted(forms, key=lambda name: (-forms[name][0].itemsize, name))  # so that all are aligned
     with FileWriter(path) as writer:
-        writer.write(header_of({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in ordered}))
-        for _, tensor in ordered:
-            writer.write(memory_of(tensor))
+        writer.write(header_of({name: forms[name] for name in ordered}, metadata))
+        for name in ordered:
+            tensor = as_real(read(name).detach().resolve_conj())
+            for piece in pieces_of(tensor, tensor.dtype.itemsize):
+                writer.write(memory_of(piece.resolve_neg().cpu().contiguous()))
     return writer.entry
+
+
+def stored_form(name: str, tensor: Tensor) -> Form:
+    """The form in which a tensor is stored: dense and real."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise WeftError(f"a safetensors file holds dense tensors, and {name} is a {tensor.layout} one; keep it dense")
+    real = as_real(tensor.detach().resolve_conj())
+    return real.dtype, tuple(real.shape)

@@ -1,4 +1,4 @@
-"""Converts the weights of weft's GPT and BERT from and to the layout of Hugging Face's transformers.
+"""Converts the weights of weft's GPT and BERT from the layout of Hugging Face's transformers.
 
 A table maps each tensor of weft to a tensor of transformers, transposed or not, or to several that are concatenated.
 Files are safetensors; transformers need not be installed.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,9 +17,6 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.text import did_you_mean
-from weft.train.data_spec import DataSpec
-from weft.train.models.bert import positions_of
-from weft.train.models.huggingface_config import write_config
 from weft.train.models.options import BERT, GPT
 
 EMBEDDING, OUTPUT = "embedding.tokens.weight", "head.output.weight"  # the same tensor in a tied gpt
@@ -33,20 +29,6 @@ class Entry:
     ours: str
     theirs: tuple[str, ...]
     transposed: bool = False
-
-
-def to_huggingface(
-    options: GPT | BERT, spec: DataSpec, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The content of config.json and model.safetensors of a transformers model with these weights."""
-    options = options.resolved()
-    theirs: dict[str, Tensor] = {}
-    for entry in table(options):
-        tensor = state[entry.ours].detach().cpu()
-        tensor = tensor.t() if entry.transposed else tensor
-        for name, part in zip(entry.theirs, tensor.chunk(len(entry.theirs)), strict=True):
-            theirs[name] = part.clone(memory_format=torch.contiguous_format)  # safetensors files can't share memory
-    return _config(options, spec), theirs
 
 
 def load_weights(model: nn.Sequential, options: GPT | BERT) -> list[str]:
@@ -179,22 +161,3 @@ def _with_standard_names(given: Mapping[str, Tensor], options: GPT | BERT) -> di
         elif "transformer.wte.weight" in named:  # the file of a tied model contains it once
             named.setdefault("lm_head.weight", named["transformer.wte.weight"])
     return named
-
-
-def _config(options: GPT | BERT, spec: DataSpec) -> dict[str, Any]:
-    sizes = {name: getattr(options, name) for name in ("layers", "width", "heads", "inner", "epsilon")}
-    sizes["vocabulary"] = options.vocabulary or spec.vocabulary
-    if isinstance(options, GPT):
-        sizes["activation"] = options.activation
-        others: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), options.dropout)
-        others |= {"architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": options.tied}
-        others |= {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
-        return write_config("gpt2", {**sizes, "positions": options.positions or spec.context}, others)
-    others = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), options.dropout)
-    others |= {"architectures": ["BertForSequenceClassification"], "pad_token_id": 0}
-    others |= {"id2label": {str(number): f"LABEL_{number}" for number in range(spec.classes)}}
-    others |= {"label2id": {f"LABEL_{number}": number for number in range(spec.classes)}}
-    problem = "regression" if spec.task == "regression" else "single_label_classification"
-    return write_config(
-        "bert", {**sizes, "positions": positions_of(options, spec)}, {**others, "problem_type": problem}
-    )
