@@ -14,7 +14,7 @@ from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
 from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
-from weft.runtime.assembly.settings import Settings, check_weights
+from weft.runtime.assembly.settings import Settings, check_passes
 from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
 from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
@@ -68,8 +68,8 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     program = lower(schedule)
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
     whole = layered_model(model, cut=settings.cut, example=settings.example)
-    recompute = settings.recompute_of(schedule.chunks)
-    check_weights(program, recompute=recompute, precision=settings.precision)
+    recompute = resolve.recompute_for(settings, program, checkpointing=whole.checkpointing)
+    check_passes(program, recompute=recompute, precision=settings.precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
     device = resolve.device_for(settings.device, whole.state.values(), collectives)
@@ -109,7 +109,14 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     def build() -> dict[tuple[int, int], BuiltChunk]:
         return {
             (replica, number): build_chunk(
-                layout, number, layers, settings=settings, compute=compute, predicts=predicts, cure=cure
+                layout,
+                number,
+                layers,
+                settings=settings,
+                recompute=recompute[number],
+                compute=compute,
+                predicts=predicts,
+                cure=cure,
             )
             for (replica, number), layers in zip(local, layout.layers_of([number for _, number in local]), strict=True)
         }

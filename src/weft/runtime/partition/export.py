@@ -36,6 +36,7 @@ def export_forward(model: nn.Module, *, training: bool, at: Sequence[str] | None
     with contextlib.ExitStack() as stack:
         stack.enter_context(_in_mode(model, training))
         stack.enter_context(_without_cache(model))
+        stack.enter_context(_without_checkpointing(model))
         for name in at or ():
             handle = model.get_submodule(name).register_forward_pre_hook(mark(name), prepend=True)
             stack.callback(handle.remove)
@@ -164,6 +165,25 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
     finally:
         for config in caching:
             config.use_cache = True
+
+
+def checkpointing_modules(model: Any) -> list[Any]:
+    """The modules whose forward is a gradient checkpoint, as in transformers' models."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return [module for module in modules if getattr(module, "gradient_checkpointing", None) is True]
+
+
+@contextlib.contextmanager
+def _without_checkpointing(model: nn.Module) -> Iterator[None]:
+    """A checkpoint is either lost in a graph or, if it is reentrant, a part without gradients."""
+    modules = checkpointing_modules(model)
+    try:
+        for module in modules:
+            module.gradient_checkpointing = False
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
 
 
 # Models that are exported already
