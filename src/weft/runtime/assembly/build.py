@@ -8,28 +8,40 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from weft.runtime.assembly.layout import Holders, Layout
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import Chunk, ComputeSettings
 from weft.runtime.partition import named_tensors
 from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
-from weft.runtime.weights import ParameterSet, Place
+from weft.runtime.weights import FrozenWeights, ParameterSet, Place
 from weft.schedule import Op, Program
 
 
 @dataclass(kw_only=True)
 class BuiltChunk:
-    """A chunk in this process: the holders of each of its parameter sets, and where each name is."""
+    """A chunk in this process: the holders of each of its parameter sets, and where each name is.
+
+    `masters` has the names of parameters that passes read in another dtype.
+    """
 
     chunk: Chunk
     holders: list[Holders]
     state: dict[str, Place]
+    masters: dict[str, Tensor]
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of a name; in a drained pipeline, its newest version."""
-        tensor: Tensor = getattr(*self.state[name])
+        """The tensor of a name; in a drained pipeline, its newest version. Whoever writes to it calls `refresh`."""
+        tensor: Tensor = self.masters[name] if name in self.masters else getattr(*self.state[name])
         return tensor
+
+    def refresh(self) -> None:
+        """Make what passes read of the masters once more."""
+        for parameters in self.chunk.sets:
+            parameters.refresh()
+        if self.chunk.frozen is not None:
+            self.chunk.frozen.refresh()
 
 
 def build_chunk(
@@ -44,7 +56,10 @@ def build_chunk(
 ) -> BuiltChunk:
     """Build one chunk on its device."""
     sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict, {(): {}})
+    frozen: dict[int, tuple[Parameter, list[Place]]] = {}
     state: dict[str, Place] = {}
+    masters: dict[str, Tensor] = {}
+    dtype = compute.precision.weights
     move_layers(layers, compute.device)
     for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
         for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
@@ -52,6 +67,10 @@ def build_chunk(
             if entry.trained:
                 member = sets[entry.holders].setdefault(id(tensor), (entry.names, []))
                 member[1].append((owner, attribute))
+            if dtype is not None and isinstance(tensor, Parameter) and _is_rounded(tensor, dtype):
+                masters |= dict.fromkeys(entry.names, tensor)
+                if not entry.trained:
+                    frozen.setdefault(id(tensor), (tensor, []))[1].append((owner, attribute))
     chunk = Chunk(
         number=number,
         first_layer=layout.ranges[number].start,
@@ -76,11 +95,15 @@ def build_chunk(
                 predicts=predicts if _predicts(program, number) else None,
                 cure=cure,
                 delay=mean_delay(program, number),
+                dtype=dtype,
             )
         )
         if predicts is not None:  # every rank refuses an optimizer, even one that predicts nothing
             check_rule(chunk.sets[-1].optimizer, predicts)
-    return BuiltChunk(chunk=chunk, holders=sorted(sets), state=state)
+    if frozen and dtype is not None:
+        parameters, places = zip(*frozen.values(), strict=True)
+        chunk.frozen = FrozenWeights(parameters, places, dtype)
+    return BuiltChunk(chunk=chunk, holders=sorted(sets), state=state, masters=masters)
 
 
 def move_layers(layers: list[nn.Module], device: torch.device) -> None:
@@ -93,6 +116,11 @@ def move_layers(layers: list[nn.Module], device: torch.device) -> None:
         first = moved.setdefault(id(tensor), getattr(owner, attribute))
         if getattr(owner, attribute) is not first:
             setattr(owner, attribute, first)
+
+
+def _is_rounded(parameter: Parameter, dtype: torch.dtype) -> bool:
+    """Whether passes read a parameter in a compute dtype that it does not have."""
+    return parameter.is_floating_point() and parameter.dtype != dtype
 
 
 def _predicts(program: Program, chunk: int) -> bool:

@@ -171,6 +171,8 @@ def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], N
             tensor.copy_(value)
             status.moves += 1
             faults.hit("load-install")
+        for built in assembly.chunks.values():
+            built.refresh()
         for install_set in installs:
             install_set()
         for worker in assembly.driver.workers:

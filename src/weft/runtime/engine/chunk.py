@@ -13,12 +13,13 @@ from torch.nn import Parameter
 
 from weft.errors import WeftError
 from weft.runtime.device import HostCopy, Uploads
+from weft.runtime.engine.precision import Precision
 from weft.runtime.engine.randomness import Seeds, mix
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
 from weft.runtime.partition import call_layer, named_tensors
 from weft.runtime.tree import flatten, map_tensors
-from weft.runtime.weights import Leaves, ParameterSet, Place
+from weft.runtime.weights import FrozenWeights, Leaves, ParameterSet, Place
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 Shapes: TypeAlias = "tuple[tuple[torch.Size, torch.dtype, bool], ...]"  # of all inputs of a chunk
@@ -33,14 +34,13 @@ class ComputeSettings:
     microbatches: int
     seeds: Seeds
     seed: int
-    precision: torch.dtype | None
+    precision: Precision
     device: torch.device
     uploads: Uploads
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.precision)
+    def computing(self) -> contextlib.AbstractContextManager[Any]:
+        """For use around layers and loss."""
+        return self.precision.computing(self.device)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +80,7 @@ class Chunk:
     compute: ComputeSettings
     backward_reads_other_weights: bool = False  # backwards are at other weights than their forwards
     sets: list[ParameterSet] = field(default_factory=list)
+    frozen: FrozenWeights | None = None  # where passes read others than the model's
     in_flight: dict[int, InFlight] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -165,15 +166,15 @@ class Chunk:
     def _layers_of(self, in_flight: InFlight) -> Any:
         compute, place = self.compute, (self.compute.seed, in_flight.minibatch, in_flight.microbatch)
         value = map_tensors(torch.clone, in_flight.given) if self._copies_input else in_flight.given
-        with compute.autocast():
+        with compute.computing():
             for number, layer in enumerate(self.layers, self.first_layer):
                 compute.seeds.set(mix(*place, number))
-                value = call_layer(layer, value)
-        return value
+                value = call_layer(layer, compute.precision.layer_input(value))
+        return compute.precision.model_output(value) if self.last else value
 
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:
         compute = self.compute
-        with compute.autocast():
+        with compute.computing():
             compute.seeds.set(mix(compute.seed, in_flight.minibatch, in_flight.microbatch, compute.layers))
             loss = compute.loss_fn(value, in_flight.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
@@ -206,6 +207,7 @@ class Chunk:
             torch.autograd.backward(roots, gradients)
         if weights is not None:
             _move_gradients(weights, in_flight.weights)
+        self._add_gradients()
         return [leaf.grad for leaf in in_flight.inputs]
 
     def backward_inputs(
@@ -225,6 +227,11 @@ class Chunk:
         self._read_back(in_flight, weights)
         assert in_flight.split is not None
         in_flight.split.weight_gradients()
+        self._add_gradients()
+
+    def _add_gradients(self) -> None:
+        for parameters in self.sets:
+            parameters.add_gradients()
 
     def _read_back(self, in_flight: InFlight, weights: list[Leaves] | None) -> None:
         """Let gradients be collected where the forward's weights were, and computed with those of the backward."""
@@ -284,9 +291,15 @@ class Chunk:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of parameters and buffers, one version."""
+        """Bytes of parameters as passes read them, one version, and of buffers."""
         tensors = {id(tensor): tensor for layer in self.layers for _, _, tensor in named_tensors(layer)}
         return sum(tensor.nbytes for tensor in tensors.values())
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of parameters that passes read in another dtype."""
+        frozen = 0 if self.frozen is None else self.frozen.master_bytes
+        return frozen + sum(parameters.versions.master_bytes for parameters in self.sets)
 
     def _count(self, saved: set[tuple[int, int]], outputs: list[Tensor], inputs: list[Tensor]) -> int:
         """Bytes of all storages that a micro-batch holds, weights and buffers aside; of its inputs, its own part."""
