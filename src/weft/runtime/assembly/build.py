@@ -59,7 +59,8 @@ def build_chunk(
     frozen: dict[int, tuple[Parameter, list[Place]]] = {}
     state: dict[str, Place] = {}
     masters: dict[str, Tensor] = {}
-    dtype = compute.precision.weights
+    dtypes: dict[int, torch.dtype] = {}  # of what passes read
+    low_precision = compute.precision.weights
     move_layers(layers, compute.device)
     for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
         for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
@@ -67,9 +68,11 @@ def build_chunk(
             if entry.trained:
                 member = sets[entry.holders].setdefault(id(tensor), (entry.names, []))
                 member[1].append((owner, attribute))
-            if dtype is not None and isinstance(tensor, Parameter) and _is_rounded(tensor, dtype):
-                masters |= dict.fromkeys(entry.names, tensor)
-                if not entry.trained:
+            if low_precision is not None and isinstance(tensor, Parameter):
+                dtypes[id(tensor)] = low_precision if entry.rounds else tensor.dtype
+                if entry.trained or dtypes[id(tensor)] != tensor.dtype:
+                    masters |= dict.fromkeys(entry.names, tensor)
+                if not entry.trained and dtypes[id(tensor)] != tensor.dtype:
                     frozen.setdefault(id(tensor), (tensor, []))[1].append((owner, attribute))
     chunk = Chunk(
         number=number,
@@ -81,28 +84,28 @@ def build_chunk(
         backward_reads_other_weights=layout.programs[()].schedule.weights.backward == "newest",
     )
     for holders in sorted(sets):
-        members = list(sets[holders].values())
+        members = list(sets[holders].items())
         if holders:  # every holder adds up the same parameters in the same order
-            members.sort(key=lambda member: member[0])
+            members.sort(key=lambda member: member[1][0])
         program = layout.programs[holders]
         chunk.sets.append(
             ParameterSet(
-                names=[names[0] for names, _ in members],
-                places=[places for _, places in members],
+                names=[names[0] for _, (names, _) in members],
+                places=[places for _, (_, places) in members],
                 stashes=_stashes(program, number),
                 optimizer=settings.optimizer,
                 lr_scheduler=settings.lr_scheduler,
                 predicts=predicts if _predicts(program, number) else None,
                 cure=cure,
                 delay=mean_delay(program, number),
-                dtype=dtype,
+                dtypes=[dtypes[tensor] for tensor, _ in members] if dtypes else None,
             )
         )
         if predicts is not None:  # every rank refuses an optimizer, even one that predicts nothing
             check_rule(chunk.sets[-1].optimizer, predicts)
-    if frozen and dtype is not None:
+    if frozen:
         parameters, places = zip(*frozen.values(), strict=True)
-        chunk.frozen = FrozenWeights(parameters, places, dtype)
+        chunk.frozen = FrozenWeights(parameters, places, [dtypes[id(parameter)] for parameter in parameters])
     return BuiltChunk(chunk=chunk, holders=sorted(sets), state=state, masters=masters)
 
 
@@ -116,11 +119,6 @@ def move_layers(layers: list[nn.Module], device: torch.device) -> None:
         first = moved.setdefault(id(tensor), getattr(owner, attribute))
         if getattr(owner, attribute) is not first:
             setattr(owner, attribute, first)
-
-
-def _is_rounded(parameter: Parameter, dtype: torch.dtype) -> bool:
-    """Whether passes read a parameter in a compute dtype that it does not have."""
-    return parameter.is_floating_point() and parameter.dtype != dtype
 
 
 def _predicts(program: Program, chunk: int) -> bool:

@@ -207,7 +207,6 @@ class Chunk:
             torch.autograd.backward(roots, gradients)
         if weights is not None:
             _move_gradients(weights, in_flight.weights)
-        self._add_gradients()
         return [leaf.grad for leaf in in_flight.inputs]
 
     def backward_inputs(
@@ -227,11 +226,6 @@ class Chunk:
         self._read_back(in_flight, weights)
         assert in_flight.split is not None
         in_flight.split.weight_gradients()
-        self._add_gradients()
-
-    def _add_gradients(self) -> None:
-        for parameters in self.sets:
-            parameters.add_gradients()
 
     def _read_back(self, in_flight: InFlight, weights: list[Leaves] | None) -> None:
         """Let gradients be collected where the forward's weights were, and computed with those of the backward."""

@@ -2,7 +2,8 @@
 
 fp32            in the dtypes that the model has
 bf16            weights that passes read are bf16, and so are the floating-point inputs of every layer; the output of
-                the model is fp32 again for loss and metrics. Buffers keep their dtypes.
+                the model is fp32 again for loss and metrics. Buffers keep their dtypes, and so do parameters that are
+                used with running statistics, such as those of BatchNorm.
 bf16-autocast   in fp32 weights, cast to bf16 by autocast where an operator gains by it
 """
 

@@ -26,6 +26,7 @@ class LayeredModel:
 
     layers: list[nn.Module]
     state: dict[str, Tensor]  # name -> parameter or persistent buffer, as in its state_dict
+    full_precision: frozenset[int] = frozenset()  # ids of parameters that must keep their dtype in mixed precision
 
     def names(self) -> dict[int, list[str]]:
         """The names of each tensor, by id; a tied tensor has several."""
@@ -56,7 +57,13 @@ def layered_model(model: Any, *, cut: Sequence[str] | None, example: Any) -> Lay
             f"there is nothing to train: no parameter needs a gradient (parameters: {count}, layers: {len(layers)}); "
             "set requires_grad on those to train"
         )
-    return LayeredModel(layers=layers, state=state)
+    return LayeredModel(layers=layers, state=state, full_precision=_beside_statistics(named))
+
+
+def _beside_statistics(model: nn.Module) -> frozenset[int]:
+    """Parameters that kernels combine with running statistics, as in BatchNorm: both must have the same dtype."""
+    norms = [module for module in model.modules() if getattr(module, "running_mean", None) is not None]
+    return frozenset(id(parameter) for norm in norms for parameter in norm.parameters(recurse=False))
 
 
 def call_layer(layer: nn.Module, value: Any) -> Any:

@@ -198,7 +198,7 @@ class Predictor(UpdatePart):
 @contextlib.contextmanager
 def _rounding(parameters: Sequence[Parameter], targets: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Tensors to predict parameters into: the targets, or tensors of the parameters' dtype that are rounded to them."""
-    narrow = parameters[0].dtype != targets[0].dtype  # so are all of a set
+    narrow = any(parameter.dtype != target.dtype for parameter, target in zip(parameters, targets, strict=True))
     predicted = [torch.empty_like(parameter) for parameter in parameters] if narrow else list(targets)
     yield predicted
     if narrow:

@@ -6,9 +6,8 @@ ranks.
 
 from weft.runtime.weights.frozen import FrozenWeights
 from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
-from weft.runtime.weights.gradients import gradient_bytes
 from weft.runtime.weights.groups import gradient_sync_for
-from weft.runtime.weights.parameter_set import ParameterSet, Place
+from weft.runtime.weights.parameter_set import ParameterSet, Place, gradient_bytes
 from weft.runtime.weights.versions import Leaves
 
 __all__ = [

@@ -17,8 +17,10 @@ from weft.runtime.weights.versions import round_into, rounded
 class FrozenWeights:
     """The frozen parameters of a chunk, and where its modules read them."""
 
-    def __init__(self, masters: Sequence[Parameter], places: Sequence[Sequence[Place]], dtype: torch.dtype) -> None:
-        self._masters, self._leaves = list(masters), rounded(masters, dtype)
+    def __init__(
+        self, masters: Sequence[Parameter], places: Sequence[Sequence[Place]], dtypes: Sequence[torch.dtype]
+    ) -> None:
+        self._masters, self._leaves = list(masters), rounded(masters, dtypes)
         for leaf, leaf_places in zip(self._leaves, places, strict=True):
             for owner, name in leaf_places:
                 setattr(owner, name, leaf)

@@ -29,7 +29,7 @@ from weft.errors import WeftError
 from weft.runtime.device import HostCopy, mark, on_stream, record_use, wait_for_mark
 from weft.runtime.tensors import by_kind
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
-from weft.runtime.weights.gradients import Gradients
+from weft.runtime.weights.parameter_set import Gradients
 
 
 @dataclass(kw_only=True)

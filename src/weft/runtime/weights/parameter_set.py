@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
@@ -22,20 +22,21 @@ from weft.runtime.update import (
     Predictions,
     SchedulerMaker,
     Updater,
+    tensor_bytes,
 )
-from weft.runtime.weights.gradients import Gradients, LeafGradients, WideGradients
 from weft.runtime.weights.versions import Leaves, RoundedVersions, SharedVersions, Versions
 
 if TYPE_CHECKING:
     from weft.runtime.weights.gradient_sync import PendingUpdate
 
+Gradients: TypeAlias = "list[Tensor | None]"
 Place: TypeAlias = "tuple[nn.Module, str]"
 
 
 class ParameterSet:
     """Parameters of one chunk with one optimizer; a chunk without parameters has an empty set.
 
-    With a `dtype`, passes read compute weights of that dtype, and the parameters themselves are their masters.
+    With `dtypes`, passes read compute weights of those, and the parameters themselves are their masters.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class ParameterSet:
         predicts: PredictionOptions | None = None,
         cure: Cure | None = None,
         delay: float = 0,
-        dtype: torch.dtype | None = None,
+        dtypes: Sequence[torch.dtype] | None = None,
     ) -> None:
         self.names, self.places = list(names), places
         live = [getattr(*parameter_places[0]) for parameter_places in places]
@@ -58,13 +59,14 @@ class ParameterSet:
         self.updater = Updater(
             live, optimizer=optimizer, lr_scheduler=lr_scheduler, predicts=predicts, cure=cure, delay=delay
         )
-        self.versions: Versions
-        self.versions = SharedVersions(live, stashes=stashes) if dtype is None else RoundedVersions(live, dtype=dtype)
-        self._gradients = (LeafGradients if dtype is None else WideGradients)(self.versions.read(0))
+        self.versions: Versions = (
+            SharedVersions(live, stashes=stashes) if dtypes is None else RoundedVersions(live, dtypes=dtypes)
+        )
         self.pending: deque[PendingUpdate] = deque()  # updates whose gradients are not final, the oldest first
         self._predictions = Predictions(self.updater.predictor, self.versions.new_leaves)
         self._installed: Leaves = live
-        self.install(self.versions.read(0))
+        self._collecting = self.versions.read(0)  # the leaves that gradients are summed in
+        self.install(self._collecting)
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -91,7 +93,6 @@ class ParameterSet:
         """Make the chunk's modules compute with these leaves."""
         if leaves is self._installed:
             return
-        self._gradients.watch(leaves)
         for leaf, places in zip(leaves, self.places, strict=True):
             for owner, name in places:
                 setattr(owner, name, leaf)
@@ -99,22 +100,24 @@ class ParameterSet:
 
     def collect(self, leaves: Leaves) -> None:
         """Sum further gradients in these leaves: those that the forward of the next backward read."""
-        self._gradients.collect(leaves)
-
-    def add_gradients(self) -> None:
-        """Add the gradients of a micro-batch to those of its mini-batch; its backward has ended."""
-        self._gradients.add()
+        if leaves is not self._collecting:
+            for leaf, other in zip(leaves, self._collecting, strict=True):
+                leaf.grad, other.grad = other.grad, None
+            self._collecting = leaves
 
     def take_gradients(self) -> Gradients:
         """The sum of a mini-batch's gradients, which now belongs to the caller."""
         live = self.versions.live
         strays = [name for name, parameter in zip(self.names, live, strict=True) if parameter.grad is not None]
-        if strays and self._gradients.leaves is not live:
+        if strays and self._collecting is not live:
             raise WeftError(
                 f"{strays[0]} is not read from its module in the forward but in another way (a list, a "
                 "closure), which hides its versions; read it as an attribute of the module"
             )
-        return self._gradients.take()
+        gradients = [leaf.grad for leaf in self._collecting]
+        for leaf in self._collecting:
+            leaf.grad = None
+        return gradients
 
     def first_read(self, leaves: Leaves) -> None:
         """The first forward of the next mini-batch reads these leaves."""
@@ -154,4 +157,8 @@ class ParameterSet:
 
     @property
     def gradient_bytes(self) -> int:
-        return self._gradients.nbytes
+        return sum(gradient_bytes(leaf.grad) for leaf in self._collecting)
+
+
+def gradient_bytes(gradient: Tensor | None) -> int:
+    return 0 if gradient is None else tensor_bytes(gradient)

@@ -9,8 +9,9 @@ moves the live parameters to another buffer and leaves the old one as it is.
     2bw     U0: 0 is read by mini-batch 1, so copy     live -> B, A holds version 0
             U1: 0 is free, 1 is read by mini-batch 2   live -> A, B holds version 1     never more than two buffers
 
-`RoundedVersions`: leaves are *compute weights* of another dtype, rounded once from the live parameters, the *masters*.
-Masters stay where they are, and every version is as small as the compute weights.
+`RoundedVersions`: leaves are *compute weights* of other dtypes, rounded once from the live parameters, the *masters*.
+Masters stay where they are, and every version is as small as the compute weights. Autograd adds up the gradients of
+leaves in the dtype of the masters.
 
     2bw     U0: 0 is read by mini-batch 1              round masters -> B, A holds version 0
             U1: 0 is free, 1 is read by mini-batch 2   round masters -> A, B holds version 1
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from weft.runtime.tensors import copy_tensors
@@ -69,7 +71,8 @@ class Versions:
 
     def new_leaves(self) -> Leaves:
         """Leaves of any values."""
-        return [Parameter(torch.empty_like(leaf)) for leaf in self._leaves[self.newest]]
+        newest = zip(self._leaves[self.newest], self.live, strict=True)
+        return [_leaf(torch.empty_like(leaf), live) for leaf, live in newest]
 
     def _take_released(self) -> Leaves | None:
         """The leaves of the newest version, if it is not read again."""
@@ -121,10 +124,10 @@ class SharedVersions(Versions):
 
 
 class RoundedVersions(Versions):
-    """Leaves of another dtype, rounded from the live parameters: the masters."""
+    """Leaves of other dtypes, rounded from the live parameters: the masters."""
 
-    def __init__(self, live: list[Parameter], *, dtype: torch.dtype) -> None:
-        super().__init__(live, rounded(live, dtype))
+    def __init__(self, live: list[Parameter], *, dtypes: Sequence[torch.dtype]) -> None:
+        super().__init__(live, rounded(live, dtypes))
 
     @property
     def master_bytes(self) -> int:
@@ -142,9 +145,17 @@ class RoundedVersions(Versions):
         round_into(self._leaves[self.newest], self.live)
 
 
-def rounded(parameters: Sequence[Parameter], dtype: torch.dtype) -> Leaves:
-    """New parameters with the values of others, rounded to a dtype."""
-    return [Parameter(parameter.detach().to(dtype), parameter.requires_grad) for parameter in parameters]
+def rounded(parameters: Sequence[Parameter], dtypes: Sequence[torch.dtype]) -> Leaves:
+    """New parameters with the values of others, rounded to dtypes."""
+    pairs = zip(parameters, dtypes, strict=True)
+    return [_leaf(parameter.detach().to(dtype, copy=True), parameter) for parameter, dtype in pairs]
+
+
+def _leaf(tensor: Tensor, parameter: Parameter) -> Parameter:
+    """A parameter whose gradients have the dtype of another one, whatever its own is."""
+    leaf = Parameter(tensor, requires_grad=parameter.requires_grad)
+    leaf.grad_dtype = parameter.dtype
+    return leaf
 
 
 @torch.no_grad()
