@@ -36,6 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # by the first cell of a row
     "BatchNorm": {"model": "conv"},
     "`recompute`": {"recompute": True},
     '`precision="bf16"`': {"precision": "bf16"},
+    '`precision="bf16-autocast"`': {"precision": "bf16-autocast"},
     "`lr_scheduler`": {"lr_scheduler": "halved"},
     "`telemetry=1`": {"telemetry": 1},
     '`predict={"versions": "exact"}`': {"treatment": "exact"},
