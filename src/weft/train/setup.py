@@ -162,7 +162,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
         example=example_of(spec, job.train.batch // (schedule.microbatches * choice.replicas)),
         recompute=choice.recompute,
         clip_norm=job.train.clip_norm or None,
-        precision="bf16" if job.train.precision == "bf16" else None,
+        precision=job.train.precision,  # type: ignore[arg-type]  # one of those that are allowed
         nan="skip" if job.train.nan == "skip" else "stop",
         max_skips=job.train.max_skips,
         seed=job.train.seed,

@@ -30,7 +30,7 @@ from weft.errors import Diverged
 from weft.runtime.device import HostCopy, uploads
 from weft.schedule import METHODS
 
-ROWS = 600
+ROWS = 700
 LAG = 40  # launches: some actions
 
 
@@ -49,7 +49,7 @@ def random_cases(seed: int, count: int) -> list[Case]:
             replicas=chance.choice([1, 2]),
             nan=chance.choice(["stop", "skip"]),
             recompute=chance.choice([False, *RECOMPUTE]),
-            precision=chance.choice(["fp32", "bf16"]),
+            precision=chance.choice(["fp32", "bf16", "bf16-autocast"]),
             telemetry=chance.choice([None, 2]),
             lr_scheduler=chance.choice([None, "halved"]),
             pause=chance.choice(["none", "evaluate", "resume"]),

@@ -30,6 +30,7 @@ class LayeredModel:
     root: nn.Module  # whose modules hold the same tensors, under the model's names
     state: dict[str, Tensor]  # name -> parameter or persistent buffer, as in its state_dict
     checkpointing: bool = False  # a model that was cut had gradient checkpointing, which its layers have not
+    full_precision: frozenset[int] = frozenset()  # ids of parameters that must keep their dtype in mixed precision
 
     def names(self) -> defaultdict[int, list[str]]:
         """The names of each tensor, by id; a tied tensor has several."""
@@ -60,8 +61,19 @@ def layered_model(model: Any, *, cut: Sequence[str] | None, example: Any) -> Lay
             f"there is nothing to train: no parameter needs a gradient (parameters: {count}, layers: {len(layers)}); "
             "set requires_grad on those to train"
         )
-    checkpointing = bool(checkpointing_modules(model)) and isinstance(layers[0], CutLayer)
-    return LayeredModel(layers=layers, root=named, state=state, checkpointing=checkpointing)
+    return LayeredModel(
+        layers=layers,
+        root=named,
+        state=state,
+        checkpointing=bool(checkpointing_modules(model)) and isinstance(layers[0], CutLayer),
+        full_precision=_beside_statistics(named),
+    )
+
+
+def _beside_statistics(model: nn.Module) -> frozenset[int]:
+    """Parameters that kernels combine with running statistics, as in BatchNorm: both must have the same dtype."""
+    norms = [module for module in model.modules() if getattr(module, "running_mean", None) is not None]
+    return frozenset(id(parameter) for norm in norms for parameter in norm.parameters(recurse=False))
 
 
 def call_layer(layer: nn.Module, value: Any) -> Any:
