@@ -97,6 +97,7 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         ("weight", 1, "of one version of the weights"),
         ("gradient", 1, "of the gradients"),
         ("optimizer", 2, "of the optimizer's state"),
+        ("master", 0, "of the parameters that weights of lower precision are rounded from"),
     ):
         costs.add_argument(f"--{name}-bytes", type=number, metavar="N", help=f"{words} (default {default})")
     costs.add_argument(
@@ -179,5 +180,6 @@ _STAGE = (
     "weight_bytes",
     "gradient_bytes",
     "optimizer_bytes",
+    "master_bytes",
     "recompute",
 )

@@ -94,6 +94,7 @@ def chunk_costs(draw: st.DrawFn) -> ChunkCost:
         weight_bytes=draw(sizes),
         gradient_bytes=draw(sizes),
         optimizer_bytes=draw(sizes),
+        master_bytes=draw(sizes),
         recompute=draw(st.booleans()),
     )
 

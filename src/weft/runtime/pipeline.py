@@ -16,7 +16,7 @@ from weft.errors import RunError, WeftError
 from weft.runtime import checkpoint
 from weft.runtime.assembly import Settings, assemble
 from weft.runtime.device import current_stream, within_stream
-from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
+from weft.runtime.engine import LossFunction, Outputs, RecomputeChoice, Scores, Work, evaluate, feed
 from weft.runtime.initial import Weights
 from weft.runtime.process import status
 from weft.runtime.report import Report, gather_report, gather_timeline
@@ -57,10 +57,10 @@ class Pipeline:
         stages: int | None = None,
         replicas: int = 1,
         balance: str | Sequence[int] = "parameters",
-        recompute: bool | Sequence[bool] = False,
+        recompute: RecomputeChoice | Sequence[RecomputeChoice] | None = None,
         lr_scheduler: SchedulerMaker | None = None,
         clip_norm: float | None = None,
-        precision: Literal["fp32", "bf16"] | None = None,
+        precision: Literal["fp32", "bf16", "bf16-autocast"] | None = None,
         nan: Literal["stop", "skip"] = "stop",
         max_skips: int = 10,
         seed: int = 0,

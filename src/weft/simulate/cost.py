@@ -27,7 +27,8 @@ class ChunkCost:
 
     `input_bytes` is the size of the message to this chunk (and of the gradient that it sends back). A forward keeps
     `activation_bytes` for its backward, which include the input. With `recompute`, a forward keeps only its input,
-    and the backward runs the forward again.
+    and the backward runs the forward again. `weight_bytes` are those of one version, as passes read it; with mixed
+    precision, it is rounded from the masters.
     """
 
     forward: float = 1.0
@@ -39,6 +40,7 @@ class ChunkCost:
     weight_bytes: float = 1.0
     gradient_bytes: float = 1.0
     optimizer_bytes: float = 2.0
+    master_bytes: float = 0.0
     recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +88,7 @@ class Cost:
         weight_bytes: float = 1.0,
         gradient_bytes: float = 1.0,
         optimizer_bytes: float = 2.0,
+        master_bytes: float = 0.0,
         recompute: bool = False,
         link: Link | None = None,
     ) -> Cost:
@@ -101,6 +104,7 @@ class Cost:
             weight_bytes=weight_bytes,
             gradient_bytes=gradient_bytes,
             optimizer_bytes=optimizer_bytes,
+            master_bytes=master_bytes,
         )
 
         def cost_of_part(parts: int) -> ChunkCost:
@@ -114,6 +118,7 @@ class Cost:
                 weight_bytes=whole.weight_bytes / parts,
                 gradient_bytes=whole.gradient_bytes / parts,
                 optimizer_bytes=whole.optimizer_bytes / parts,
+                master_bytes=whole.master_bytes / parts,
                 recompute=recompute,
             )
 

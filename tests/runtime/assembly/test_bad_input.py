@@ -92,9 +92,9 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
         {"schedule": "xpipe", "recompute": True},
         r"xpipe runs backwards at other weights.*leave recompute out",
     ),
-    "predict and bf16": (
-        {"schedule": "wpipe", "predict": {"versions": "exact"}, "precision": "bf16"},
-        r"autocast saves",
+    "predict and autocast": (
+        {"schedule": "wpipe", "predict": {"versions": "exact"}, "precision": "bf16-autocast"},
+        r"autocast saves.*; use precision=\"bf16\", or use a schedule",
     ),
     "predict built without": (
         {"schedule": weft.schedule("wpipe", stages=2, microbatches=4), "microbatches": None, "predict": {}},
@@ -135,7 +135,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "recompute numbers": ({"recompute": [1, 0]}, r"recompute is true, false, or one of them a chunk"),
     "clip 0": ({"clip_norm": 0.0}, r"clip_norm is a number above 0, or None \(got 0\.0\)"),
     "clip nan": ({"clip_norm": math.nan}, r"clip_norm is a number above 0, or None \(got nan\)"),
-    "precision": ({"precision": "fp16"}, r"precision is \"fp32\" or \"bf16\" \(got 'fp16'\)"),
+    "precision": ({"precision": "fp16"}, r"precision is \"fp32\" or \"bf16\" or \"bf16-autocast\" \(got 'fp16'\)"),
     "nan": ({"nan": "ignore"}, r"nan is \"stop\" or \"skip\".*got 'ignore'"),
     "seed": ({"seed": 0.5}, r"seed is a whole number \(got 0\.5\)"),
     "deadline": ({"deadline": 0}, r"deadline is a number of seconds above 0 \(got 0\)"),

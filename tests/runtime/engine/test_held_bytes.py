@@ -249,7 +249,7 @@ def test_the_total_peak_has_gradients_and_activations(name: str, microbatches: i
     activations = microbatches * (10 * 4 * (7 + 11 + 11) + 4)  # ten rows of input, target and difference, and a loss
     assert activations == microbatches * held_by(0, 1, 4)
     assert measured["bytes_at_peak"] == {
-        "weights": weights, "extra_versions": 0, "gradients": weights, "optimizer": weights,
+        "weights": weights, "masters": 0, "extra_versions": 0, "gradients": weights, "optimizer": weights,
         "activations": activations, "buffers": 0,
     }  # fmt: skip
     assert measured["peak_bytes"]["total"] == 3 * weights + activations

@@ -456,7 +456,7 @@ def test_micro_batches_between_two_updates_share_a_prediction(method: str, asked
 
 def test_a_prediction_is_recomputed_after_any_change(asked: list[int]) -> None:
     trained = Trained(counted)
-    predictions = Predictions(trained.live, trained.predictor)
+    predictions = Predictions(trained.predictor, lambda: [Parameter(torch.empty_like(live)) for live in trained.live])
     keys = iter(range(100))
 
     def made(ahead: int) -> int:
@@ -485,7 +485,7 @@ def test_a_prediction_is_recomputed_after_any_change(asked: list[int]) -> None:
 
 def test_readers_of_one_prediction_share_its_buffer(asked: list[int]) -> None:
     trained = Trained(counted)
-    predictions = Predictions(trained.live, trained.predictor)
+    predictions = Predictions(trained.predictor, lambda: [Parameter(torch.empty_like(live)) for live in trained.live])
     for key, ahead in ("a", 1), ("b", 1), ("c", 2):
         predictions.make(key, ahead)
     assert predictions.read("a") is predictions.read("b")

@@ -19,7 +19,7 @@ import weft
 from weft.errors import WeftError
 from weft.runtime.partition import named_tensors
 from weft.runtime.weights.parameter_set import ParameterSet
-from weft.runtime.weights.versions import Versions
+from weft.runtime.weights.versions import SharedVersions, Versions
 from weft.schedule import Op, lower
 
 SIZE = 4 * 6  # bytes of the parameter below
@@ -29,7 +29,7 @@ SIZE = 4 * 6  # bytes of the parameter below
 
 
 def versions(*, stashes: bool = True) -> Versions:
-    return Versions([Parameter(torch.zeros(2, 3))], stashes=stashes)
+    return SharedVersions([Parameter(torch.zeros(2, 3))], stashes=stashes)
 
 
 def advance(weights: Versions) -> None:
@@ -141,7 +141,7 @@ def test_after_a_flush_the_newest_version_is_version_0() -> None:
 def test_without_stashes_passes_read_the_live_parameters() -> None:
     """A synchronous schedule trains like ordinary code, without a second parameter over the same memory."""
     live = [Parameter(torch.zeros(2, 3))]
-    weights = Versions(live, stashes=False)
+    weights = SharedVersions(live, stashes=False)
     assert weights.read(0)[0] is live[0]
     weights.release(0)
     advance(weights)
@@ -151,7 +151,7 @@ def test_without_stashes_passes_read_the_live_parameters() -> None:
 
 def test_the_optimizer_keeps_its_parameters() -> None:
     live = [Parameter(torch.zeros(2, 3))]
-    weights = Versions(live, stashes=True)
+    weights = SharedVersions(live, stashes=True)
     for version in range(6):
         advance(weights)
         if version % 2:
@@ -163,7 +163,7 @@ def test_the_optimizer_keeps_its_parameters() -> None:
 def test_leaves_have_the_memory_format_of_the_parameters() -> None:
     """A copy in another memory format would be slower, and its elements may be summed in another order."""
     live = [Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)), Parameter(torch.randn(4, 6).T)]
-    weights = Versions(live, stashes=True)
+    weights = SharedVersions(live, stashes=True)
     before = [leaf.detach().clone() for leaf in weights.read(0)]
     weights.update(lambda: None)
     for old, new, parameter in zip(before, weights.read(1), live, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch
+from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch, real_net
 
 import weft
 from weft.runtime.tree import pieces
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[Any, DataSpec]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_pipeline_trains_it(case: str) -> None:
     options, spec = CASES[case]
-    net, plain = build_model(options, spec, seed=3), build_model(options, spec, seed=3)
+    net, plain = build_model(options, spec, seed=3), real_net(options, spec, seed=3)
     with weft.Pipeline(
         net.model,
         loss_fn=net.loss_fn,
@@ -39,6 +39,8 @@ def test_a_pipeline_trains_it(case: str) -> None:
         schedule="wpipe",
         stages=2,
         microbatches=2,
+        weights=net.weights,
+        seed=3,
     ) as pipe:
         inputs, targets = batch(spec, 4)
         pipe.step(inputs, targets)

@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from weft import faults
 from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
+from weft.runtime.assembly.dtypes import check_dtypes
 from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
-from weft.runtime.assembly.settings import Settings, check_weights
+from weft.runtime.assembly.settings import Settings, check_passes
 from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
-from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
+from weft.runtime.engine import PRECISIONS, Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
 from weft.runtime.initial import OpenWeights
 from weft.runtime.partition import chunk_layers, layered_model
 from weft.runtime.process import give_back_memory
@@ -68,8 +67,10 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     program = lower(schedule)
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
     whole = layered_model(model, cut=settings.cut, example=settings.example)
-    recompute = settings.recompute_of(schedule.chunks)
-    check_weights(program, recompute=recompute, precision=settings.precision)
+    recompute = resolve.recompute_for(settings, program, checkpointing=whole.checkpointing)
+    precision = PRECISIONS[settings.precision or "fp32"]
+    check_passes(program, recompute=recompute, precision=precision)
+    check_dtypes(whole, precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
     device = resolve.device_for(settings.device, whole.state.values(), collectives)
@@ -99,7 +100,7 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
         microbatches=schedule.microbatches,
         seeds=Seeds(device),
         seed=settings.seed,
-        precision=torch.bfloat16 if settings.precision == "bf16" else None,
+        precision=precision,
         device=device,
         uploads=Uploads(device),
     )
@@ -109,7 +110,14 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     def build() -> dict[tuple[int, int], BuiltChunk]:
         return {
             (replica, number): build_chunk(
-                layout, number, layers, settings=settings, compute=compute, predicts=predicts, cure=cure
+                layout,
+                number,
+                layers,
+                settings=settings,
+                recompute=recompute[number],
+                compute=compute,
+                predicts=predicts,
+                cure=cure,
             )
             for (replica, number), layers in zip(local, layout.layers_of([number for _, number in local]), strict=True)
         }

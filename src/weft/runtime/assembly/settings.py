@@ -15,10 +15,10 @@ from torch import nn
 
 from weft.errors import WeftError
 from weft.runtime.device import check_device
-from weft.runtime.engine import LossFunction
+from weft.runtime.engine import PRECISIONS, LossFunction, Precision, RecomputeChoice
 from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
-from weft.schedule import Program, Schedule, check_sizes
+from weft.schedule import Op, Program, Schedule, check_sizes
 from weft.text import did_you_mean
 
 PREDICT = {
@@ -56,9 +56,15 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
+def _is_recompute(choice: Any) -> bool:
+    return isinstance(choice, bool) or choice == "layer"
+
+
 def _check_recompute(recompute: Any) -> None:
-    if not isinstance(recompute, bool | Sequence) or isinstance(recompute, str):
-        raise WeftError(f"recompute is true, false, or one of them a chunk (got {recompute!r})")
+    if recompute is None or _is_recompute(recompute):
+        return
+    if isinstance(recompute, str) or not isinstance(recompute, Sequence):
+        raise WeftError(f'recompute is true, false or "layer", or one of them a chunk (got {recompute!r})')
 
 
 def _check_clip_norm(clip_norm: Any) -> None:
@@ -67,8 +73,9 @@ def _check_clip_norm(clip_norm: Any) -> None:
 
 
 def _check_precision(precision: Any) -> None:
-    if precision not in (None, "fp32", "bf16"):
-        raise WeftError(f'precision is "fp32" or "bf16" (got {precision!r})')
+    if precision is not None and precision not in PRECISIONS:
+        names = " or ".join(f'"{name}"' for name in PRECISIONS)
+        raise WeftError(f"precision is {names} (got {precision!r})")
 
 
 def _check_nan(nan: Any) -> None:
@@ -128,10 +135,12 @@ class Settings:
     stages: int | None = _option(None)
     replicas: int = _option(1, same=True, about=True)
     balance: str | Sequence[int] = _option("parameters")
-    recompute: bool | Sequence[bool] = _option(False, check=_check_recompute, same=True)
+    recompute: RecomputeChoice | Sequence[RecomputeChoice] | None = _option(None, check=_check_recompute, same=True)
     lr_scheduler: SchedulerMaker | None = _option(None)
     clip_norm: float | None = _option(None, check=_check_clip_norm, same=True)
-    precision: Literal["fp32", "bf16"] | None = _option(None, check=_check_precision, same=True)
+    precision: Literal["fp32", "bf16", "bf16-autocast"] | None = _option(
+        None, check=_check_precision, same=True, about=True
+    )
     nan: Literal["stop", "skip"] = _option("stop", check=_check_nan, same=True)
     max_skips: int = _option(10, check=_check_max_skips, same=True)
     seed: int = _option(0, check=_check_seed, same=True, about=True)
@@ -158,14 +167,16 @@ class Settings:
         """The options that a checkpoint records."""
         return {option.name: getattr(self, option.name) for option in fields(self) if option.metadata["about"]}
 
-    def recompute_of(self, chunks: int) -> list[bool]:
-        """Whether each chunk is recomputed."""
-        if isinstance(self.recompute, bool):
-            return [self.recompute] * chunks
-        chosen = list(self.recompute)
-        if len(chosen) != chunks or any(not isinstance(choice, bool) for choice in chosen):
-            raise WeftError(f"recompute is true, false, or one of them a chunk (got {chosen}, chunks: {chunks})")
-        return chosen
+    def recompute_of(self, chunks: int, *, default: RecomputeChoice = False) -> list[RecomputeChoice]:
+        """How each chunk is recomputed."""
+        chosen = default if self.recompute is None else self.recompute
+        if isinstance(chosen, bool | str):
+            return [chosen] * chunks
+        if len(chosen) != chunks or not all(map(_is_recompute, chosen)):
+            raise WeftError(
+                f'recompute is true, false or "layer", or one of them a chunk (got {list(chosen)}, chunks: {chunks})'
+            )
+        return list(chosen)
 
 
 def _plain(value: Any) -> Any:
@@ -177,9 +188,15 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def check_weights(program: Program, *, recompute: Sequence[bool], precision: str | None) -> None:
-    """Refuse options that do not work with the weights that a schedule reads."""
+def check_passes(program: Program, *, recompute: Sequence[RecomputeChoice], precision: Precision) -> None:
+    """Refuse options that do not work with the backwards of a schedule."""
     schedule = program.schedule
+    if "layer" in recompute and (program.op == Op.I).any():
+        raise WeftError(
+            f"{schedule.name} splits backwards and computes gradients of weights later, from the graph of the whole "
+            'chunk, so recompute="layer" would save nothing; use recompute=True, or a schedule with whole backwards, '
+            "such as 1f1b"
+        )
     if schedule.weights.backward == "forward":
         return
     rule = f"{schedule.name} runs backwards at other weights than their forwards"
@@ -190,7 +207,7 @@ def check_weights(program: Program, *, recompute: Sequence[bool], precision: str
         raise WeftError(
             f"{rule}, so a forward can't be computed again for its backward; leave recompute out, or {remedy}"
         )
-    if precision == "bf16":
+    if precision.autocast is not None:
         raise WeftError(
-            f"{rule}, but what autocast saves are casts of the forward's weights; leave precision out, or {remedy}"
+            f'{rule}, but what autocast saves are casts of the forward\'s weights; use precision="bf16", or {remedy}'
         )

@@ -112,3 +112,4 @@ def load_state_dict(assembly: Assembly, state: Mapping[str, Tensor]) -> None:
         for name in built.state:
             if name in known:
                 built.tensor(name).copy_(state[name])
+        built.refresh()

@@ -178,6 +178,8 @@ def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], N
             checkpoint.read_into(key, tensor)
             status.moves += 1
             faults.hit("load-install")
+        for built in assembly.chunks.values():
+            built.refresh()
         for install_set in installs:
             install_set()
         for worker in assembly.driver.workers:

@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from weft.errors import WeftError
 from weft.runtime.partition.cut_layer import Call
@@ -38,6 +36,7 @@ def export_forward(model: nn.Module, *, training: bool, at: Sequence[str] | None
     with contextlib.ExitStack() as stack:
         stack.enter_context(_in_mode(model, training))
         stack.enter_context(_without_cache(model))
+        stack.enter_context(_without_checkpointing(model))
         for name in at or ():
             handle = model.get_submodule(name).register_forward_pre_hook(mark(name), prepend=True)
             stack.callback(handle.remove)
@@ -112,6 +111,9 @@ def _stand_ins(model: nn.Module, inputs: Sequence[Tensor]) -> Iterator[dict[int,
     device = next((tensor.device for tensor in inputs if not tensor.is_meta), torch.device("cpu"))
     originals: dict[int, tuple[Tensor, Tensor]] = {}
     if any(tensor.is_meta for _, _, tensor in places):
+        from torch._subclasses.fake_tensor import FakeTensorMode  # these take 33 MiB
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         fakes = {id(tensor): _stand_in(tensor, device, mode) for _, _, tensor in places}
         originals = {id(fakes[id(tensor)]): (fakes[id(tensor)], tensor) for _, _, tensor in places}
@@ -124,7 +126,7 @@ def _stand_ins(model: nn.Module, inputs: Sequence[Tensor]) -> Iterator[dict[int,
             setattr(owner, name, tensor)
 
 
-def _stand_in(tensor: Tensor, device: torch.device, mode: FakeTensorMode) -> Tensor:
+def _stand_in(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
     if tensor.is_meta:
         with mode:
             fake = torch.empty_like(tensor, device=device, requires_grad=False)
@@ -163,6 +165,25 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
     finally:
         for config in caching:
             config.use_cache = True
+
+
+def checkpointing_modules(model: Any) -> list[Any]:
+    """The modules whose forward is a gradient checkpoint, as in transformers' models."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return [module for module in modules if getattr(module, "gradient_checkpointing", None) is True]
+
+
+@contextlib.contextmanager
+def _without_checkpointing(model: nn.Module) -> Iterator[None]:
+    """A checkpoint is either lost in a graph or, if it is reentrant, a part without gradients."""
+    modules = checkpointing_modules(model)
+    try:
+        for module in modules:
+            module.gradient_checkpointing = False
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
 
 
 # Models that are exported already

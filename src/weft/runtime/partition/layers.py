@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.partition.cut import cut_layers
+from weft.runtime.partition.cut_layer import CutLayer
+from weft.runtime.partition.export import checkpointing_modules
 from weft.runtime.tree import map_tensors
 
 
@@ -27,6 +29,8 @@ class LayeredModel:
     layers: list[nn.Module]
     root: nn.Module  # whose modules hold the same tensors, under the model's names
     state: dict[str, Tensor]  # name -> parameter or persistent buffer, as in its state_dict
+    checkpointing: bool = False  # a model that was cut had gradient checkpointing, which its layers have not
+    full_precision: frozenset[int] = frozenset()  # ids of parameters that must keep their dtype in mixed precision
 
     def names(self) -> defaultdict[int, list[str]]:
         """The names of each tensor, by id; a tied tensor has several."""
@@ -57,7 +61,19 @@ def layered_model(model: Any, *, cut: Sequence[str] | None, example: Any) -> Lay
             f"there is nothing to train: no parameter needs a gradient (parameters: {count}, layers: {len(layers)}); "
             "set requires_grad on those to train"
         )
-    return LayeredModel(layers=layers, root=named, state=state)
+    return LayeredModel(
+        layers=layers,
+        root=named,
+        state=state,
+        checkpointing=bool(checkpointing_modules(model)) and isinstance(layers[0], CutLayer),
+        full_precision=_beside_statistics(named),
+    )
+
+
+def _beside_statistics(model: nn.Module) -> frozenset[int]:
+    """Parameters that kernels combine with running statistics, as in BatchNorm: both must have the same dtype."""
+    norms = [module for module in model.modules() if getattr(module, "running_mean", None) is not None]
+    return frozenset(id(parameter) for norm in norms for parameter in norm.parameters(recurse=False))
 
 
 def call_layer(layer: nn.Module, value: Any) -> Any:
