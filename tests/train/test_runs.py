@@ -33,6 +33,7 @@ def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert training[-1]["update"] == 24
     assert training[-1]["samples"] == 24 * 16
     assert {"update", "samples", "seconds", "loss", "lr", "samples_per_second", "bubble", "memory"} <= set(training[0])
+    assert len(training[-1]["resident"]) == 1  # process
     assert evaluations[-1]["loss"] < evaluations[0]["loss"]
     assert 0 < evaluations[-1]["accuracy"] <= 1
     result = summary(RUN)
@@ -40,6 +41,8 @@ def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["final"]["loss"] == evaluations[-1]["loss"]
     assert result["delay"] == [1, 1, 0, 0]
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
+    assert [rank["resident"]["ranks"] for rank in result["ranks"]] == [2, 2]
+    assert "Resident set of each process" in (RUN / "report.html").read_text()
 
 
 def test_the_learning_rate_is_that_of_the_schedule() -> None:

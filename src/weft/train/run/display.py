@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS, resident_sets
 from weft.output import warn
 from weft.text import format_bytes, format_clock
 from weft.train.run.events import Ended, Evaluated, Event, SaveFailed, Stepped
@@ -84,16 +85,33 @@ class Display:
         speed, left = f"{now.samples_per_second:.0f}", format_clock(now.seconds_left)
         table.add_row("loss", f"{now.loss:.4f}", "samples/s", speed, "left", left)
         table.add_row("bubble", _percent(now.bubble), "lr", f"{now.lr:.2e}", "held out", self._evaluation or "–")
-        ranks = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("rank", "bubble", "memory"):
-            ranks.add_column(name, justify="right")
+        ranks = _table("rank", "bubble", "memory")
         for rank, (bubble, memory) in enumerate(zip(now.bubbles, now.memory, strict=True)):
             ranks.add_row(str(rank), f"{bubble:.1%}", format_bytes(memory))
-        return Group(self._title, self._bar, table, *([ranks] if now.bubbles else []))
+        return Group(self._title, self._bar, table, *([ranks, _resident_table(now)] if now.bubbles else []))
+
+
+def _resident_table(progress: Progress) -> Table:
+    """The resident set of each process, now and at its peak, and the parts of the peak."""
+    table = _table("resident set", "now", "peak", *RESIDENT_PARTS.values())
+    ranks = [figures for figures in progress.resident for _ in range(figures["ranks"])]
+    for name, figures in resident_sets([{"resident": figures} for figures in ranks]).items():
+        table.add_row(name, *(format_bytes(max(0, figures[part])) for part in ("now", "peak", *RESIDENT_PARTS)))
+    table.caption = SHARED_PROCESS if len(ranks) > len(progress.resident) else None
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
 
 
 def progress_line(progress: Progress) -> str:
     memory = f"  memory a rank {format_bytes(max(progress.memory))}" if progress.memory else ""
+    if progress.resident:
+        memory += f", resident {format_bytes(max(figures['now'] for figures in progress.resident))}"
     return (
         f"update {progress.update}/{progress.updates}  loss {progress.loss:.3f}  "
         f"{progress.samples_per_second:.0f} samples/s  bubble {_percent(progress.bubble)}{memory}  "
