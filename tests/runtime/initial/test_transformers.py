@@ -85,14 +85,15 @@ def test_a_model_starts_as_transformers_makes_it(
     with context():
         model = build(kind)
     assert all(parameter.is_meta for parameter in model.parameters() if parameter.dim() > 1)
+    torch.manual_seed(0)
     made, plain = weft.materialize(model, seed=1), build(kind)
     for (name, parameter), (other, expected) in zip(made.named_parameters(), plain.named_parameters(), strict=True):
         assert name == other
         if expected.std() == 0:  # biases of zero, norms of one
             assert torch.equal(parameter, expected), name
         else:
-            rounding = 3 * expected.numel() ** -0.5
-            assert parameter.std().item() == pytest.approx(expected.std().item(), rel=rounding), name
+            error = 4 * expected.numel() ** -0.5  # four standard deviations of the difference
+            assert parameter.std().item() == pytest.approx(expected.std().item(), rel=error), name
     buffers = dict(made.named_buffers())
     for name, expected in plain.named_buffers():
         assert torch.equal(buffers.pop(name), expected), name
