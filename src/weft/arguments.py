@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -40,6 +41,18 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number (got {text[:40]!r})") from None
+
+
+def byte_count(text: str) -> int:
+    """`500MB`, `2GiB`, `1000`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError(f"must be an amount of bytes, such as 500MB or 2GiB (got {text[:40]!r})")
+    amount, unit, binary = found.groups()
+    exponent = "KMGT".index(unit.upper()) + 1 if unit else 0
+    if (count := int(float(amount) * (1024 if binary else 1000) ** exponent)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least a byte (got {text[:40]!r})")
+    return count
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -104,7 +104,7 @@ class Case:
     clip_norm: float | None = None
     replicas: int = 1
     nan: Literal["stop", "skip"] = "stop"
-    recompute: bool = False
+    recompute: bool | Literal["layer"] = False
     precision: Literal["fp32", "bf16", "bf16-autocast"] = "fp32"
     telemetry: int | None = None
     lr_scheduler: str | None = None
@@ -127,6 +127,8 @@ class Case:
         autocast = self.precision == "bf16-autocast"
         if (self.method in PREDICTING or self.treatment == "exact") and (self.recompute or autocast):
             return False
+        if self.method == "zb-h1" and self.recompute == "layer":
+            return False
         if self.clip_norm is not None and self.method in ("pipedream", *PREDICTING, *(["2bw"] * predicts)):
             return False  # there is no norm over all chunks
         if predicts:
@@ -139,11 +141,8 @@ class Case:
         words = [self.method, f"p{self.stages}", self.model, self.optimizer]
         words += [word for word in (self.treatment, self.pause) if word != "none"]
         words += ["clip"] * (self.clip_norm is not None) + ["replicas"] * (self.replicas > 1)
-        words += (
-            ["skip"] * (self.nan == "skip")
-            + ["recompute"] * self.recompute
-            + [self.precision] * (self.precision != "fp32")
-        )
+        words += ["skip"] * (self.nan == "skip") + [self.precision] * (self.precision != "fp32")
+        words += ["recompute"] * bool(self.recompute) + ["layer"] * (self.recompute == "layer")
         words += ["telemetry"] * (self.telemetry is not None) + ["halved"] * (self.lr_scheduler is not None)
         return "-".join(words + [f"lag{self.lag}"] * (self.lag > 0))
 

@@ -23,6 +23,7 @@ import weft
 
 SYNCHRONOUS = ["gpipe", "1f1b", "interleaved", "zb-h1"]
 ASYNCHRONOUS = ["pipedream", "2bw", "wpipe"]
+RECOMPUTE: list[bool | Literal["layer"]] = [False, True, "layer"]
 WIDTH = 16  # of every layer, and the number of classes and of words
 ROWS = 24  # of a mini-batch
 
@@ -177,7 +178,7 @@ class Case:
     microbatches: int
     model: str = "mlp"
     optimizer: str = "sgd"
-    recompute: bool = False
+    recompute: bool | Literal["layer"] = False
     options: tuple[tuple[str, Any], ...] = ()  # of the schedule
     updates: int = 8  # more than twice the longest delay, which is three
     flushes: tuple[int, ...] = ()  # before these mini-batches
@@ -191,12 +192,18 @@ class Case:
     def __str__(self) -> str:
         words = [self.method, f"p{self.stages}", f"m{self.microbatches}", self.model, self.optimizer]
         words += [f"{name}={value}" for name, value in self.options]
-        words += ["recompute"] * self.recompute + [f"flush{t}" for t in self.flushes]
+        words += ["recompute"] * bool(self.recompute) + ["layer"] * (self.recompute == "layer")
+        words += [f"flush{t}" for t in self.flushes]
         words += [f"replicas{self.replicas}"] * (self.replicas > 1) + ["clip"] * (self.clip_norm is not None)
         if self.poison is not None:
             words += [f"poison{self.poison.layer}", self.poison.where, str(self.poison.value)]
         words += [self.precision] * (self.precision != "fp32")
         return "-".join(words + ([self.lr_scheduler] if self.lr_scheduler else []))
+
+    @property
+    def is_allowed(self) -> bool:
+        """A layer's graph is gone before the second half of a split backward."""
+        return (self.method, self.recompute) != ("zb-h1", "layer")
 
     @property
     def rounding(self) -> Rounding:

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -60,7 +60,7 @@ class Case:
     tied: bool = False
     clip: bool = False
     skip: bool = False
-    recompute: bool = False
+    recompute: bool | Literal["layer"] = False
     predict: bool = False  # where the method can do without
     backend: str = STANDIN
     lag: int = 0  # of events and copies, in launches

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.train.jobs import lines, same, summary, train, weights
+from torch import nn
 
 from weft.cli import main
 from weft.train.job import job_of
@@ -70,6 +71,22 @@ def test_a_resumed_run_is_identical_to_an_uninterrupted_one(schedule: str) -> No
     ]
     assert figures[0] == figures[1]
     assert lines(resumed, "evaluation")[-1]["loss"] == lines(uninterrupted, "evaluation")[-1]["loss"]
+
+
+def test_a_resumed_run_initializes_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    initialized: list[nn.Linear] = []
+    reset = nn.Linear.reset_parameters
+
+    def record(linear: nn.Linear) -> None:
+        reset(linear)
+        if not linear.weight.is_meta:
+            initialized.append(linear)
+
+    monkeypatch.setattr(nn.Linear, "reset_parameters", record)
+    assert train(train__updates=8) == 0
+    assert len(initialized) == 9
+    assert train("--continue", train__updates=16) == 0
+    assert len(initialized) == 9
 
 
 def test_a_run_resumes_under_another_schedule() -> None:

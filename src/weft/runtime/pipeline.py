@@ -16,7 +16,8 @@ from weft.errors import RunError, WeftError
 from weft.runtime import checkpoint
 from weft.runtime.assembly import Settings, assemble
 from weft.runtime.device import current_stream, within_stream
-from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
+from weft.runtime.engine import LossFunction, Outputs, RecomputeChoice, Scores, Work, evaluate, feed
+from weft.runtime.initial import Weights
 from weft.runtime.process import status
 from weft.runtime.report import Report, gather_report, gather_timeline
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
@@ -40,7 +41,9 @@ class Pipeline:
     """A model in training, cut into chunks over the ranks of a pipeline.
 
     With a process group (`weft.launch`, torchrun) there is one rank a process; without one, all `stages` are
-    virtual ranks of this process. The model's layers belong to the pipeline from now on.
+    virtual ranks of this process. The model's layers belong to the pipeline from now on; those that other ranks hold
+    are moved to the meta device. A model that is built there (`with weft.on_meta():`) has its weights made where they
+    are needed: as the model initializes itself, or from `weights`, a file or folder of safetensors.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Pipeline:
         stages: int | None = None,
         replicas: int = 1,
         balance: str | Sequence[int] = "parameters",
-        recompute: bool | Sequence[bool] = False,
+        recompute: RecomputeChoice | Sequence[RecomputeChoice] | None = None,
         lr_scheduler: SchedulerMaker | None = None,
         clip_norm: float | None = None,
         precision: Literal["fp32", "bf16", "bf16-autocast"] | None = None,
@@ -62,6 +65,7 @@ class Pipeline:
         max_skips: int = 10,
         seed: int = 0,
         deadline: float = 60.0,
+        weights: Weights = None,
         cut: Sequence[str] | None = None,
         example: Any = None,
         device: str | torch.device | None = None,
@@ -70,7 +74,7 @@ class Pipeline:
         telemetry: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "model")}
-        self._assembly = assemble(model, Settings(**given))
+        self._assembly = assemble(model, Settings(**given), checkpoint.stored_weights)
         self.schedule, self.replicas, self.balance = self._assembly.schedule, replicas, self._assembly.balance
         self._driver = self._assembly.driver
         self._fed = 0  # mini-batches since the last flush

@@ -58,7 +58,7 @@ def values(case: Case) -> list[Any]:
 FOUR_RANKS = [
     Case(method="wpipe", ranks=4, tied=True, clip=True, skip=True, jitter=True),
     Case(method="wpipe", ranks=4, replicas=2, tied=True, clip=True, jitter=True, lag=3),
-    Case(method="interleaved", ranks=4, replicas=2, tied=True, clip=True, recompute=True, jitter=True),
+    Case(method="interleaved", ranks=4, replicas=2, tied=True, clip=True, recompute="layer", jitter=True),
     Case(method="2bw", ranks=4, replicas=2, tied=True, predict=True, lag=7),
     Case(method="zb-h1", ranks=4, tied=True, skip=True, backend=STAGED, lag=7),
     Case(method="xpipe", ranks=4, tied=True, jitter=True),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
-from tests.helpers.models import ASYNCHRONOUS, MODELS, SYNCHRONOUS, Case, check
+from tests.helpers.models import ASYNCHRONOUS, MODELS, RECOMPUTE, SYNCHRONOUS, Case, check
 from tests.helpers.pairwise import pairwise, parametrize_rows
 
 SIZES = [(p, m) for p in (1, 2, 4) for m in (p, 2 * p)]
@@ -24,13 +24,14 @@ TABLE = [
         stages=p,
         microbatches=m,
         model=model,
-        optimizer=TURNS[(i + s + n + 2 * recompute) % 4],
+        optimizer=TURNS[(i + s + n + 2 * r) % 4],
         recompute=recompute,
     )
-    for (i, method), (s, (p, m)), (n, model), recompute in product(
-        enumerate(SYNCHRONOUS + ASYNCHRONOUS), enumerate(SIZES), enumerate(MODELS), [False, True]
+    for (i, method), (s, (p, m)), (n, model), (r, recompute) in product(
+        enumerate(SYNCHRONOUS + ASYNCHRONOUS), enumerate(SIZES), enumerate(MODELS), enumerate(RECOMPUTE)
     )
 ]
+TABLE = [case for case in TABLE if case.is_allowed]
 VARIANTS: list[dict[str, Any]] = [
     *({"method": "pipedream", "stages": p, "microbatches": 1} for p in (2, 4)),  # up to three versions behind
     *(
@@ -48,8 +49,9 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 VARIED = [
     Case(**variant, model=model, optimizer="momentum", recompute=recompute)
-    for variant, model, recompute in product(VARIANTS, MODELS, [False, True])
+    for variant, model, recompute in product(VARIANTS, MODELS, RECOMPUTE)
 ]
+VARIED = [case for case in VARIED if case.is_allowed]
 
 
 def values(case: Case) -> tuple[Hashable, ...]:
@@ -67,9 +69,10 @@ def test_the_table(case: Case) -> None:
 
 def test_every_optimizer_runs_with_all_methods_models_and_sizes() -> None:
     methods, models = len(SYNCHRONOUS + ASYNCHRONOUS), len(MODELS)
-    assert len({replace(case, optimizer="") for case in TABLE}) == methods * len(SIZES) * models * 2 == len(TABLE)
+    choices = methods * len(RECOMPUTE) - 1  # zb-h1 is not recomputed by layer
+    assert len({replace(case, optimizer="") for case in TABLE}) == choices * len(SIZES) * models == len(TABLE)
     met = {(case.optimizer, case.method, case.model, case.recompute) for case in TABLE}
-    assert len(met) == len(TURNS) * methods * models * 2
+    assert len(met) == len(TURNS) * choices * models
     assert len({(case.optimizer, case.method, case.stages, case.microbatches) for case in TABLE}) == (
         len(TURNS) * methods * len(SIZES)
     )
@@ -81,12 +84,12 @@ def test_the_cover_has_every_pair_of_values() -> None:
         [(*size, ()) for size in SIZES],
         list(MODELS),
         TURNS,
-        [False, True],
+        RECOMPUTE,
     ]
     cover = pairwise(TABLE, values)
     for (i, left), (j, right) in combinations(enumerate(factors), 2):
         met = {(values(case)[i], values(case)[j]) for case in cover}
-        assert met == set(product(left, right))
+        assert met == set(product(left, right)) - {("zb-h1", "layer")}
 
 
 @parametrize_rows("case", VARIED, variant)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from tests.helpers import pretend
 from tests.helpers.device_runs import MODELS, OPTIMIZERS, TREATMENTS, Case, Run, batch, pipeline, train
+from tests.helpers.models import RECOMPUTE
 from tests.helpers.pairwise import pairwise, parametrize_rows
 from tests.helpers.pretend.processes import in_process
 from tests.helpers.waits import short_pauses
@@ -47,7 +48,7 @@ def random_cases(seed: int, count: int) -> list[Case]:
             clip_norm=chance.choice([None, 0.1]),
             replicas=chance.choice([1, 2]),
             nan=chance.choice(["stop", "skip"]),
-            recompute=chance.choice([False, True]),
+            recompute=chance.choice([False, *RECOMPUTE]),
             precision=chance.choice(["fp32", "bf16", "bf16-autocast"]),
             telemetry=chance.choice([None, 2]),
             lr_scheduler=chance.choice([None, "halved"]),

@@ -17,7 +17,8 @@ from tests.helpers.prediction_oracle import PredictionOracle, Reads
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.runtime.engine.chunk import Chunk, InFlight
+from weft.runtime.engine.chunk import Chunk
+from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.weights.parameter_set import ParameterSet
 
 # Variants of the law that give other results

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 import weft
 from weft.errors import WeftError
-from weft.runtime.partition.layers import named_tensors
+from weft.runtime.partition import named_tensors
 from weft.runtime.weights.parameter_set import ParameterSet
 from weft.runtime.weights.versions import RoundedVersions, SharedVersions, Versions
 from weft.schedule import Op, lower

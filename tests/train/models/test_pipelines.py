@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch
+from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch, real_net
 
 import weft
 from weft.runtime.tree import pieces
@@ -35,7 +35,7 @@ NEAR: dict[Any, float] = {"fp32": 1e-5, "bf16": 0.02}
 @pytest.mark.parametrize("case", CASES)
 def test_a_pipeline_trains_it(case: str, precision: Any) -> None:
     options, spec = CASES[case]
-    net, plain = build_model(options, spec, seed=3), build_model(options, spec, seed=3)
+    net, plain = build_model(options, spec, seed=3), real_net(options, spec, seed=3)
     with weft.Pipeline(
         net.model,
         loss_fn=net.loss_fn,
@@ -43,6 +43,8 @@ def test_a_pipeline_trains_it(case: str, precision: Any) -> None:
         schedule="wpipe",
         stages=2,
         microbatches=2,
+        weights=net.weights,
+        seed=3,
         precision=precision,
     ) as pipe:
         inputs, targets = batch(spec, 4)

@@ -11,12 +11,15 @@ from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
 from weft.runtime.assembly.dtypes import check_dtypes
+from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
-from weft.runtime.assembly.settings import Settings, check_weights
+from weft.runtime.assembly.settings import Settings, check_passes
 from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
 from weft.runtime.engine import PRECISIONS, Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
+from weft.runtime.initial import OpenWeights
 from weft.runtime.partition import chunk_layers, layered_model
+from weft.runtime.process import give_back_memory
 from weft.runtime.update import cure_for
 from weft.runtime.weights import GradientSync, gradient_sync_for
 from weft.schedule import Program, Schedule, lower, verify_program, write_csv
@@ -55,15 +58,18 @@ class Assembly:
         self.transport.close()
 
 
-def assemble(model: Any, settings: Settings) -> Assembly:
-    """Build this process's chunks and workers; all processes call it together, and refuse what they disagree on."""
+def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assembly:
+    """Build this process's chunks and workers; all processes call it together, and refuse what they disagree on.
+
+    `open_weights` opens what the user names as weights.
+    """
     schedule = resolve.schedule_for(settings)
     program = lower(schedule)
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
     whole = layered_model(model, cut=settings.cut, example=settings.example)
-    recompute = settings.recompute_of(schedule.chunks)
+    recompute = resolve.recompute_for(settings, program, checkpointing=whole.checkpointing)
     precision = PRECISIONS[settings.precision or "fp32"]
-    check_weights(program, recompute=recompute, precision=precision)
+    check_passes(program, recompute=recompute, precision=precision)
     check_dtypes(whole, precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
@@ -84,10 +90,13 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     own = {"versions": versions(), "settings": compared, "model": consistency.fingerprint(whole.state)}
     faults.hit("agreement")
     consistency.check(collectives.all_gather(own, purpose="compare settings and model"))
-    layout = layout_of(whole, counts, program)
+    layout = start_weights(layout_of(whole, counts, program), schedule, collectives, settings, open_weights)
+    layers = len(whole.layers)
+    del whole  # which has the weights of other ranks, too, if it was built for real
+    give_back_memory()
     compute = ComputeSettings(
         loss_fn=settings.loss_fn,
-        layers=len(whole.layers),
+        layers=layers,
         microbatches=schedule.microbatches,
         seeds=Seeds(device),
         seed=settings.seed,
@@ -101,7 +110,14 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     def build() -> dict[tuple[int, int], BuiltChunk]:
         return {
             (replica, number): build_chunk(
-                layout, number, layers, settings=settings, compute=compute, predicts=predicts, cure=cure
+                layout,
+                number,
+                layers,
+                settings=settings,
+                recompute=recompute[number],
+                compute=compute,
+                predicts=predicts,
+                cure=cure,
             )
             for (replica, number), layers in zip(local, layout.layers_of([number for _, number in local]), strict=True)
         }
@@ -120,9 +136,9 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         skip_nan=settings.nan == "skip",
     )
     return Assembly(
-        settings=replace(settings, example=None),  # a batch that nothing needs any more
+        settings=replace(settings, example=None, weights=None),  # which nothing needs any more
         program=program,
-        layout=layout.without_weights(),
+        layout=layout.without_layers(),
         balance=tuple(counts),
         compute=compute,
         transport=transport,

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from weft.runtime.assembly.layout import Holders, Layout
 from weft.runtime.assembly.settings import Settings
-from weft.runtime.engine import Chunk, ComputeSettings
+from weft.runtime.engine import Chunk, ComputeSettings, RecomputeChoice
 from weft.runtime.partition import named_tensors
 from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
 from weft.runtime.weights import FrozenWeights, ParameterSet, Place
@@ -50,6 +50,7 @@ def build_chunk(
     layers: list[nn.Module],
     *,
     settings: Settings,
+    recompute: RecomputeChoice,
     compute: ComputeSettings,
     predicts: PredictionOptions | None,
     cure: Cure,
@@ -79,7 +80,7 @@ def build_chunk(
         first_layer=layout.ranges[number].start,
         layers=layers,
         last=number == len(layout.ranges) - 1,
-        recompute=settings.recompute_of(len(layout.ranges))[number],
+        recompute=recompute,
         compute=compute,
         backward_reads_other_weights=layout.programs[()].schedule.weights.backward == "newest",
     )

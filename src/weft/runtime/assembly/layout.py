@@ -72,10 +72,14 @@ class Layout:
             taken |= parts
         return result
 
-    def without_weights(self) -> Layout:
-        """The layout for the rest of the run: other ranks' layers can go, and only dtypes and shapes stay."""
+    def with_meta_state(self) -> Layout:
+        """The same layout, of whose state only dtypes and shapes stay; except tensors that no layer uses."""
         state = {name: _on_meta(tensor) if name in self.homes else tensor for name, tensor in self.model.state.items()}
-        return replace(self, model=LayeredModel(layers=[], state=state))
+        return replace(self, model=replace(self.model, state=state))
+
+    def without_layers(self) -> Layout:
+        """The layout for the rest of the run: other ranks' layers can go."""
+        return replace(self, model=replace(self.model, layers=[], root=nn.Module()))
 
 
 def _on_meta(tensor: Tensor) -> Tensor:

@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.environment import is_first
 from weft.errors import WeftError
 from weft.runtime.assembly.devices import RankDevice, check_devices, describe_devices, say_once
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.comm import Collectives, InProcessTransport, ProcessTransport, Transport
 from weft.runtime.device import choose_device, device_identity, gather_facts, use_device
+from weft.runtime.engine import RecomputeChoice
 from weft.runtime.process import hang_dump, this_rank, watch_parent
 from weft.runtime.update import PredictionOptions
-from weft.schedule import METHODS, Program, Schedule, check_sizes, lower
+from weft.schedule import METHODS, Op, Program, Schedule, check_sizes, lower
 from weft.schedule import schedule as named_schedule
 
 DEVICES = "choose their devices"  # purpose of collective calls
@@ -101,6 +103,24 @@ def prediction_for(program: Program, predict: Mapping[str, str]) -> PredictionOp
     if not program.predicts.any():
         return None
     return PredictionOptions(**{name: predict[name] for name in ("bias", "extrapolation") if name in predict})
+
+
+def recompute_for(settings: Settings, program: Program, *, checkpointing: bool) -> list[RecomputeChoice]:
+    """How each chunk is recomputed: as asked for, or else as a cut model with gradient checkpointing asks for it."""
+    chunks = program.schedule.chunks
+    if settings.recompute is not None or not checkpointing:
+        return settings.recompute_of(chunks)
+    default: RecomputeChoice = "layer"
+    if program.schedule.weights.backward != "forward":
+        default = False
+        outcome = f"is off: {program.schedule.name} runs backwards at other weights than their forwards"
+    else:
+        if (program.op == Op.I).any():
+            default = True
+        outcome = f"becomes recompute={default!r}; give recompute= to choose another"
+    if is_first():
+        say_once(f"a model that is cut loses its gradient checkpointing, which {outcome}")
+    return settings.recompute_of(chunks, default=default)
 
 
 def collectives_for(settings: Settings) -> Collectives:

@@ -15,9 +15,10 @@ from torch import nn
 
 from weft.errors import WeftError
 from weft.runtime.device import check_device
-from weft.runtime.engine import PRECISIONS, LossFunction, Precision
+from weft.runtime.engine import PRECISIONS, LossFunction, Precision, RecomputeChoice
+from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
-from weft.schedule import Program, Schedule, check_sizes
+from weft.schedule import Op, Program, Schedule, check_sizes
 from weft.text import did_you_mean
 
 PREDICT = {
@@ -55,9 +56,15 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
+def _is_recompute(choice: Any) -> bool:
+    return isinstance(choice, bool) or choice == "layer"
+
+
 def _check_recompute(recompute: Any) -> None:
-    if not isinstance(recompute, bool | Sequence) or isinstance(recompute, str):
-        raise WeftError(f"recompute is true, false, or one of them a chunk (got {recompute!r})")
+    if recompute is None or _is_recompute(recompute):
+        return
+    if isinstance(recompute, str) or not isinstance(recompute, Sequence):
+        raise WeftError(f'recompute is true, false or "layer", or one of them a chunk (got {recompute!r})')
 
 
 def _check_clip_norm(clip_norm: Any) -> None:
@@ -128,7 +135,7 @@ class Settings:
     stages: int | None = _option(None)
     replicas: int = _option(1, same=True, about=True)
     balance: str | Sequence[int] = _option("parameters")
-    recompute: bool | Sequence[bool] = _option(False, check=_check_recompute, same=True)
+    recompute: RecomputeChoice | Sequence[RecomputeChoice] | None = _option(None, check=_check_recompute, same=True)
     lr_scheduler: SchedulerMaker | None = _option(None)
     clip_norm: float | None = _option(None, check=_check_clip_norm, same=True)
     precision: Literal["fp32", "bf16", "bf16-autocast"] | None = _option(
@@ -138,6 +145,7 @@ class Settings:
     max_skips: int = _option(10, check=_check_max_skips, same=True)
     seed: int = _option(0, check=_check_seed, same=True, about=True)
     deadline: float = _option(60.0, check=_check_deadline)
+    weights: Weights = _option(None)
     cut: Sequence[str] | None = _option(None)
     example: Any = _option(None)
     device: str | torch.device | None = _option(None, check=_check_device)
@@ -159,14 +167,16 @@ class Settings:
         """The options that a checkpoint records."""
         return {option.name: getattr(self, option.name) for option in fields(self) if option.metadata["about"]}
 
-    def recompute_of(self, chunks: int) -> list[bool]:
-        """Whether each chunk is recomputed."""
-        if isinstance(self.recompute, bool):
-            return [self.recompute] * chunks
-        chosen = list(self.recompute)
-        if len(chosen) != chunks or any(not isinstance(choice, bool) for choice in chosen):
-            raise WeftError(f"recompute is true, false, or one of them a chunk (got {chosen}, chunks: {chunks})")
-        return chosen
+    def recompute_of(self, chunks: int, *, default: RecomputeChoice = False) -> list[RecomputeChoice]:
+        """How each chunk is recomputed."""
+        chosen = default if self.recompute is None else self.recompute
+        if isinstance(chosen, bool | str):
+            return [chosen] * chunks
+        if len(chosen) != chunks or not all(map(_is_recompute, chosen)):
+            raise WeftError(
+                f'recompute is true, false or "layer", or one of them a chunk (got {list(chosen)}, chunks: {chunks})'
+            )
+        return list(chosen)
 
 
 def _plain(value: Any) -> Any:
@@ -178,9 +188,15 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def check_weights(program: Program, *, recompute: Sequence[bool], precision: Precision) -> None:
-    """Refuse options that do not work with the weights that a schedule reads."""
+def check_passes(program: Program, *, recompute: Sequence[RecomputeChoice], precision: Precision) -> None:
+    """Refuse options that do not work with the backwards of a schedule."""
     schedule = program.schedule
+    if "layer" in recompute and (program.op == Op.I).any():
+        raise WeftError(
+            f"{schedule.name} splits backwards and computes gradients of weights later, from the graph of the whole "
+            'chunk, so recompute="layer" would save nothing; use recompute=True, or a schedule with whole backwards, '
+            "such as 1f1b"
+        )
     if schedule.weights.backward == "forward":
         return
     rule = f"{schedule.name} runs backwards at other weights than their forwards"

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,13 +20,25 @@ from weft.errors import WeftError
 from weft.runtime.update import PartState, options_of
 from weft.runtime.weights import ParameterSet
 
-Fetch: TypeAlias = Callable[[str], Tensor]  # reads a tensor of a checkpoint into new memory
+Fetch: TypeAlias = Callable[[str], Tensor]  # a tensor of a checkpoint, in new memory
 SHARED = ("optimizer", "scheduler")  # parts with state that belongs to no single parameter
 PARTS = ("optimizer", "prediction", "cure")  # every parameter has these keys; a part that is not there has None
 
 
 class IncompatibleCheckpoint(ValueError):
     """A checkpoint that does not fit this pipeline; its message says why."""
+
+
+class SavedTensors(Protocol):
+    """The tensors of a checkpoint."""
+
+    def tensor(self, key: str, device: torch.device | str = "cpu") -> Tensor:
+        """Read a tensor into new memory."""
+        ...
+
+    def stand_in(self, key: str) -> Tensor:
+        """A tensor of the same dtype and shape that takes no memory; refuses one that can't be read."""
+        ...
 
 
 # Any value as JSON
@@ -145,17 +158,17 @@ class _SavedParameter(NamedTuple):
 class SavedSets:
     """The state of all parameter sets of a checkpoint; `updates` is for old ones, without a count for each set."""
 
-    def __init__(self, sets: Sequence[dict[str, Any]], fetch: Fetch, *, updates: int) -> None:
+    def __init__(self, sets: Sequence[dict[str, Any]], tensors: SavedTensors, *, updates: int) -> None:
         self.parameters = {
             name: _SavedParameter(saved_set, place)
             for saved_set in sets
             for place, group in enumerate(saved_set["groups"])
             for name in group["names"]
         }
-        self._fetch, self._updates = fetch, updates
+        self._tensors, self._updates = tensors, updates
 
     def prepare(self, parameter_set: ParameterSet) -> Callable[[], None]:
-        """Read and check what a set needs, and return a function that loads it."""
+        """Check what a set needs, and return a function that reads and loads it."""
         if parameter_set.optimizer is None:
             return lambda: None
         groups = _names_by_group(parameter_set, parameter_set.optimizer)
@@ -164,15 +177,16 @@ class SavedSets:
         if parameter_set.updater.lr_scheduler is not None:
             shared["scheduler"] = self._scheduler_state(type(parameter_set.updater.lr_scheduler).__name__, groups)
         saved = [self.parameters[name].saved_set["parameters"][name] for name in parameter_set.names]
+        live = parameter_set.versions.live
         loads = []
         for part in parameter_set.updater.parts:
-            parameters = [decode(by_part.get(part.key), self._fetch) for by_part in saved]
-            state = PartState(parameters=parameters, shared=shared.get(part.key))
+            states = [by_part.get(part.key) for by_part in saved]
+            stand_ins = [decode(state, self._stand_in) for state in states]
             try:
-                part.check(state)
+                part.check(PartState(parameters=stand_ins, shared=shared.get(part.key)))
             except ValueError as problem:
                 raise IncompatibleCheckpoint(str(problem)) from problem
-            loads.append((part, state))
+            loads.append((part, PartState(parameters=_Unread(states, live, self._read), shared=shared.get(part.key))))
 
         saved_sets = [self.parameters[name].saved_set for name in parameter_set.names]
         updates = max(int(saved_set.get("updates", self._updates)) for saved_set in saved_sets)
@@ -183,6 +197,15 @@ class SavedSets:
                 part.load(state, updates=updates)
 
         return load
+
+    def _stand_in(self, key: str) -> Tensor:
+        """A number as it is, which a check may look at; only the form of anything larger."""
+        stand_in = self._tensors.stand_in(key)
+        return self._tensors.tensor(key) if stand_in.numel() == 1 else stand_in
+
+    def _read(self, key: str, device: torch.device) -> Tensor:
+        """A tensor, on its parameter's device; the optimizer decides where numbers are."""
+        return self._tensors.tensor(key, "cpu" if self._tensors.stand_in(key).numel() == 1 else device)
 
     def _check_kinds(self, parameter_set: ParameterSet, groups: Sequence[Sequence[str]]) -> None:
         """Optimizer and scheduler must have the same class as in the run that was saved."""
@@ -214,7 +237,7 @@ class SavedSets:
                 if options != saved[0]:
                     raise IncompatibleCheckpoint(f"{names[0]} and {name} share a group here, and had different options")
             if saved or len(saved_groups) == len(groups):
-                options = decode(saved[0] if saved else saved_groups[place]["options"], self._fetch)
+                options = decode(saved[0] if saved else saved_groups[place]["options"], self._tensors.tensor)
             else:
                 options = options_of(group)
             options_by_group.append(options)
@@ -235,4 +258,20 @@ class SavedSets:
                 states.append(saved_set["scheduler"]["state"])
         if any(state != states[0] for state in states):
             raise IncompatibleCheckpoint(f"{kind} was at different steps for parameters that share a scheduler here")
-        return decode(states[0], self._fetch)
+        return decode(states[0], self._tensors.tensor)
+
+
+class _Unread(Sequence[Any]):
+    """The states of some parameters, of which each is read when it is taken: so no more are held than are needed."""
+
+    def __init__(
+        self, states: Sequence[Any], live: Sequence[Tensor], read: Callable[[str, torch.device], Tensor]
+    ) -> None:
+        self._states, self._live, self._read = states, live, read
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, index: Any) -> Any:
+        state, device = self._states[index], self._live[index].device
+        return decode(state, lambda key: self._read(key, device))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,16 @@ from torch.nn import Parameter
 
 from weft.errors import WeftError
 from weft.runtime.device import HostCopy, Uploads
+from weft.runtime.engine.held_bytes import ByteCount, HeldBytes, NoCount
+from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.engine.precision import Precision
 from weft.runtime.engine.randomness import Seeds, mix
+from weft.runtime.engine.recompute import Recompute, RecomputeChoice, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
 from weft.runtime.partition import call_layer, named_tensors
-from weft.runtime.tree import flatten, map_tensors
-from weft.runtime.weights import FrozenWeights, Leaves, ParameterSet, Place
+from weft.runtime.tree import flatten, unflatten
+from weft.runtime.weights import FrozenWeights, Leaves, ParameterSet
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 Shapes: TypeAlias = "tuple[tuple[torch.Size, torch.dtype, bool], ...]"  # of all inputs of a chunk
@@ -43,31 +46,6 @@ class ComputeSettings:
         return self.precision.computing(self.device)
 
 
-@dataclass(slots=True, kw_only=True)
-class InFlight:
-    """A micro-batch between its forward and its backward."""
-
-    minibatch: int
-    microbatch: int  # its number within the mini-batch, over all replicas
-    target: Any
-    given: Any  # what the forward is given; kept for a recompute
-    weights: list[Leaves] = field(default_factory=list)  # that the forward reads, of each parameter set
-    buffers: dict[Place, Tensor] = field(default_factory=dict)  # as the forward found those that it changed
-    inputs: list[Tensor] = field(default_factory=list)  # leaves of the graph whose gradients the previous chunk needs
-    outputs: list[Tensor] = field(default_factory=list)  # roots of the graph
-    loss: float | Tensor = float("nan")
-    nbytes: int = 0  # that it holds
-    rebuilt: int = 0  # that it holds beyond those while its backward runs, after a recompute
-    split: SplitBackward | None = None
-
-
-class _Held(NamedTuple):
-    """The bytes of micro-batches of some shapes."""
-
-    held: int  # bytes between forward and backward
-    rebuilt: int  # bytes that a recompute adds to them
-
-
 @dataclass(kw_only=True)
 class Chunk:
     """Some consecutive layers of the model."""
@@ -76,7 +54,7 @@ class Chunk:
     first_layer: int
     layers: list[nn.Module]
     last: bool  # of the model: computes the loss
-    recompute: bool
+    recompute: RecomputeChoice
     compute: ComputeSettings
     backward_reads_other_weights: bool = False  # backwards are at other weights than their forwards
     sets: list[ParameterSet] = field(default_factory=list)
@@ -84,11 +62,24 @@ class Chunk:
     in_flight: dict[int, InFlight] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        modules = [module for layer in self.layers for module in layer.modules()]
-        self._copies_input = any(getattr(module, "inplace", False) is True for module in modules)
-        self._changing: set[Place] = set()  # buffers that a forward changes
-        self._known: dict[Shapes, _Held] = {}
+        self._whole = self._segment(0, len(self.layers))
+        self._recompute = self._recompute_of(self.recompute)
+        self._known: dict[Shapes, HeldBytes] = {}
         self._substitution = WeightSubstitution() if self.backward_reads_other_weights else None
+
+    def _recompute_of(self, choice: RecomputeChoice) -> Recompute | None:
+        if choice is False:
+            return None
+        layers = range(len(self.layers))
+        segments = [self._segment(layer, layer + 1) for layer in layers] if choice == "layer" else [self._whole]
+        return Recompute(self.number, segments, self.sets, self._run)
+
+    def _segment(self, start: int, end: int) -> Segment:
+        return Segment(
+            self.layers[start:end],
+            first_layer=self.first_layer + start,
+            computes_loss=self.last and end == len(self.layers),
+        )
 
     # Forward
 
@@ -104,73 +95,47 @@ class Chunk:
         leaves = flatten(in_flight.given)[0]
         in_flight.inputs = [leaf for leaf in leaves if leaf.requires_grad]
         shapes = tuple((leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in leaves)
-        if self.recompute:
-            output = self._run_for_later(in_flight, leaves, shapes)
-        elif shapes in self._known:
-            with self._substitution.hooks() if self._substitution is not None else contextlib.nullcontext():
-                output = self._run(in_flight)
+        if shapes not in self._known:
+            count = ByteCount(self.layers, given=leaves, target=flatten(in_flight.target)[0])
+            output = self._run_forward(in_flight, count)
+            self._known[shapes] = count.held_bytes(keeps_graph=self._recompute is None)
         else:
-            output = self._run_and_count(in_flight, leaves, shapes)
-        outputs = flatten(output)[0]
-        wants = [tensor.requires_grad for tensor in outputs]
-        if not self.recompute:
-            in_flight.outputs = [tensor for tensor in outputs if tensor.requires_grad]
-            in_flight.given = in_flight.target = None
-        in_flight.nbytes, in_flight.rebuilt = self._known[shapes].held, self._known[shapes].rebuilt
+            output = self._run_forward(in_flight, None)
+        wants = [tensor.requires_grad for tensor in flatten(output)[0]]
+        in_flight.nbytes, in_flight.rebuilt = self._known[shapes]
         if self.last:
             in_flight.loss = output.item() if output.device.type == "cpu" else output.detach().reshape(())
         self.in_flight[index] = in_flight
         return output, wants
 
-    def _run_and_count(self, in_flight: InFlight, leaves: list[Tensor], shapes: Shapes) -> Any:
-        """The first micro-batch of some shapes: count what it holds, which takes too long for every one."""
-        saved: set[tuple[int, int]] = set()
-        with _counting(saved) if self._substitution is None else self._substitution.hooks(saved):
-            output = self._run(in_flight)
-        outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        given = [*leaves, *flatten(in_flight.target)[0]]
-        whole = self._count(saved, outputs, given)
-        held = self._count(set(), [], given) if self.recompute else whole
-        self._known[shapes] = _Held(held, whole - held)
+    def _run_forward(self, in_flight: InFlight, count: ByteCount | None) -> Any:
+        """Count bytes only of the first micro-batch of some shapes: it takes too long for every one."""
+        if self._recompute is not None:
+            return self._recompute.forward(in_flight, count or NoCount())
+        hooks = count.hooks() if count is not None else contextlib.nullcontext()
+        if self._substitution is not None:
+            hooks = self._substitution.hooks(count.saved if count is not None else None)
+        with hooks:
+            output = self._run(in_flight, self._whole, in_flight.given)
+        in_flight.outputs = needing_gradients(output)
+        if count is not None:
+            count.add_graph(in_flight.outputs)
+        in_flight.given = in_flight.target = None
         return output
 
-    def _run_for_later(self, in_flight: InFlight, leaves: list[Tensor], shapes: Shapes) -> Any:
-        """A forward that is recomputed for its backward: keep the buffers that it changes as they were before it."""
-        inputs = [leaf._version for leaf in leaves]
-        first = shapes not in self._known
-        buffers = self._buffers()
-        before = {where: buffers[where].clone() for where in (buffers if first else self._changing)}
-        versions = {where: (id(buffer), buffer._version) for where, buffer in buffers.items()}
-        if first:
-            output = self._run_and_count(in_flight, leaves, shapes)
-            changed = {where for where, old in before.items() if not torch.equal(old, getattr(*where))}
-        else:
-            with torch.autograd.graph.saved_tensors_hooks(_keep_nothing, _keep_nothing):
-                output = self._run(in_flight)
-            now = self._buffers()
-            changed = {where for where, old in versions.items() if (id(now[where]), now[where]._version) != old}
-        self._changing |= changed
-        in_flight.buffers = {where: before[where] for where in self._changing if where in before}
-        if inputs != [leaf._version for leaf in leaves]:
-            raise WeftError(
-                f"chunk {self.number} changes its input in place, so it can't be computed again; "
-                "give it recompute=False, or cut the model at another layer"
-            )
-        return output
+    def _run(self, in_flight: InFlight, segment: Segment, value: Any) -> Any:
+        """The layers of a segment one after the other; in the last one of the model, the loss too."""
+        value = self._layers_of(in_flight, segment, value)
+        return self._loss(value, in_flight) if segment.computes_loss else value
 
-    def _run(self, in_flight: InFlight) -> Any:
-        """All layers one after the other; in the last chunk, the loss too."""
-        value = self._layers_of(in_flight)
-        return self._loss(value, in_flight) if self.last else value
-
-    def _layers_of(self, in_flight: InFlight) -> Any:
+    def _layers_of(self, in_flight: InFlight, segment: Segment, value: Any) -> Any:
         compute, place = self.compute, (self.compute.seed, in_flight.minibatch, in_flight.microbatch)
-        value = map_tensors(torch.clone, in_flight.given) if self._copies_input else in_flight.given
+        value = _copy_of(value) if segment.copies_input else value
         with compute.computing():
-            for number, layer in enumerate(self.layers, self.first_layer):
+            for number, layer in enumerate(segment.layers, segment.first_layer):
                 compute.seeds.set(mix(*place, number))
                 value = call_layer(layer, compute.precision.layer_input(value))
-        return compute.precision.model_output(value) if self.last else value
+        return compute.precision.model_output(value) if segment.computes_loss else value
 
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:
         compute = self.compute
@@ -185,7 +150,7 @@ class Chunk:
     @torch.no_grad()
     def evaluate(self, given: Any) -> Any:
         """Forward only, at the newest weights, without a loss."""
-        return self._layers_of(InFlight(minibatch=-1, microbatch=0, target=None, given=given))
+        return self._layers_of(InFlight(minibatch=-1, microbatch=0, target=None, given=None), self._whole, given)
 
     @torch.no_grad()
     def score(self, output: Any, target: Any, metrics: Sequence[LossFunction]) -> HostCopy:
@@ -203,7 +168,10 @@ class Chunk:
         in_flight = self.in_flight.pop(index)
         self._prepare(in_flight, weights)
         roots, gradients = self._roots(in_flight, gradients)
-        if roots:
+        in_flight.outputs = []
+        if self._recompute is not None:
+            self._recompute.backward(in_flight, roots, gradients)
+        elif roots:
             torch.autograd.backward(roots, gradients)
         if weights is not None:
             _move_gradients(weights, in_flight.weights)
@@ -239,49 +207,17 @@ class Chunk:
     def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> list[Parameter]:
         """Prepare a backward: its weights and, after a recompute, its graph; returns the leaves of the graph."""
         self._read_back(in_flight, weights)
-        if self.recompute:
-            with self._buffers_of(in_flight):
-                output = self._run(in_flight)
-            in_flight.outputs = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+        if self._recompute is not None:
+            in_flight.outputs = self._recompute.rebuild(in_flight)
         return [leaf for leaves in in_flight.weights for leaf in leaves]
 
-    def _roots(
-        self, in_flight: InFlight, gradients: Sequence[Tensor | None]
-    ) -> tuple[list[Tensor], Sequence[Tensor | None]]:
+    def _roots(self, in_flight: InFlight, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], Sequence[Tensor]]:
         if self.last:
             if not in_flight.outputs:
                 raise WeftError("the loss depends on no parameter that needs a gradient; let loss_fn use the output")
             share = 1 / self.compute.microbatches
             return in_flight.outputs, [torch.full_like(output, share) for output in in_flight.outputs]
-        if len(in_flight.outputs) != len(gradients):
-            raise WeftError(
-                f"chunk {self.number} is recomputed with {len(in_flight.outputs)} outputs that want a gradient, after "
-                f"{len(gradients)} the first time; let it not depend on chance, or give it recompute=False"
-            )
-        wanted = [(o, g) for o, g in zip(in_flight.outputs, gradients, strict=True) if g is not None]
-        return [output for output, _ in wanted], [gradient for _, gradient in wanted]
-
-    @contextlib.contextmanager
-    def _buffers_of(self, in_flight: InFlight) -> Iterator[None]:
-        """Give a recomputed forward the buffers of the first time, and discard the changes that it makes."""
-        kept = {where: getattr(*where) for where in self._changing}
-        try:
-            for where, buffer in kept.items():
-                setattr(*where, in_flight.buffers.get(where, buffer.clone()))
-            yield
-        finally:
-            for where, buffer in kept.items():
-                setattr(*where, buffer)
-
-    def _buffers(self) -> dict[Place, Tensor]:
-        return {
-            (owner, name): tensor
-            for layer in self.layers
-            for owner, name, tensor in named_tensors(layer)
-            if not isinstance(tensor, Parameter)
-        }
-
-    # Bytes
+        return paired(f"chunk {self.number}", in_flight.outputs, gradients)
 
     @property
     def weight_bytes(self) -> int:
@@ -294,14 +230,6 @@ class Chunk:
         """Bytes of parameters that passes read in another dtype."""
         frozen = 0 if self.frozen is None else self.frozen.master_bytes
         return frozen + sum(parameters.versions.master_bytes for parameters in self.sets)
-
-    def _count(self, saved: set[tuple[int, int]], outputs: list[Tensor], inputs: list[Tensor]) -> int:
-        """Bytes of all storages that a micro-batch holds, weights and buffers aside; of its inputs, its own part."""
-        storages = saved | {_storage(tensor) for tensor in outputs}
-        tensors = [tensor for layer in self.layers for _, _, tensor in named_tensors(layer)]
-        others = {_storage(tensor)[0] for tensor in (*tensors, *inputs)}
-        own = {tensor.data_ptr(): tensor.nbytes for tensor in inputs}
-        return sum(own.values()) + sum(nbytes for address, nbytes in storages if address not in others)
 
 
 def _move_gradients(found: list[Leaves], to: list[Leaves]) -> None:
@@ -325,21 +253,8 @@ def _one_number(score: Any) -> Tensor:
     return tensor
 
 
-def _storage(tensor: Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
-
-
-def _keep_nothing(tensor: Any) -> Any:
-    """For a graph that only shows which outputs need a gradient."""
-    return None
-
-
-def _counting(saved: set[tuple[int, int]]) -> contextlib.AbstractContextManager[Any]:
-    """Note the storages of all that autograd saves."""
-
-    def note(tensor: Tensor) -> Tensor:
-        saved.add(_storage(tensor))
-        return tensor.detach()  # the tensor itself could be an output that its own graph then holds forever
-
-    return torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+def _copy_of(value: Any) -> Any:
+    """The same tree of copies; of a tensor that occurs twice, one copy."""
+    tensors, skeleton = flatten(value)
+    copies = {id(tensor): tensor.clone() for tensor in tensors}
+    return unflatten(skeleton, [copies[id(tensor)] for tensor in tensors])

@@ -17,9 +17,10 @@ from torch import Tensor
 from weft.errors import Diverged, RunError, WeftError
 from weft.runtime.comm import Inbox, LinkError, Message, Send, incoming_key, outgoing_key
 from weft.runtime.device import mark, record_use, wait_for_mark
-from weft.runtime.engine.chunk import Chunk, InFlight
+from weft.runtime.engine.chunk import Chunk
 from weft.runtime.engine.completions import Completions, check_loss, loss_numbers
 from weft.runtime.engine.device_meter import meter_for
+from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.engine.memory import MemoryAccount
 from weft.runtime.engine.staleness import Staleness
 from weft.runtime.engine.task import Task, tasks

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.device import random_state_restored
-from weft.runtime.partition.layers import call_layer, named_tensors
+from weft.runtime.partition.layers import call_layer
+from weft.runtime.partition.members import named_tensors
 from weft.runtime.tree import flatten, map_tensors, unflatten
 from weft.schedule import check_sizes
 from weft.text import did_you_mean
@@ -182,7 +183,7 @@ def _moved(layer: nn.Module, device: torch.device) -> Iterator[None]:
     copies: dict[int, Tensor] = {}
     for owner, name, tensor in places:
         if id(tensor) not in copies:
-            copy = tensor.detach().to(device)
+            copy = _sample(tensor, device) if tensor.is_meta else tensor.detach().to(device)
             copies[id(tensor)] = (
                 nn.Parameter(copy, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
             )
@@ -192,6 +193,12 @@ def _moved(layer: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         for owner, name, tensor in places:
             setattr(owner, name, tensor)
+
+
+def _sample(tensor: Tensor, device: torch.device) -> Tensor:
+    """Values for a tensor that has none, to measure with: a layer need not be initialized for that."""
+    sample = torch.zeros_like(tensor, device=device, requires_grad=False)
+    return sample.normal_(std=0.02) if tensor.is_floating_point() else sample
 
 
 def _run(layer: nn.Module, value: Any, device: torch.device, *, first: bool) -> tuple[Any, float]:

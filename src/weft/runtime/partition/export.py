@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from weft.errors import WeftError
 from weft.runtime.partition.cut_layer import Call
 from weft.runtime.partition.graphs import MARK, ForwardGraph, operator_name, read_graph
+from weft.runtime.partition.members import named_tensors
 from weft.runtime.tree import flatten, map_tensors
 
 _LIBRARY_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
@@ -35,11 +36,14 @@ def export_forward(model: nn.Module, *, training: bool, at: Sequence[str] | None
     with contextlib.ExitStack() as stack:
         stack.enter_context(_in_mode(model, training))
         stack.enter_context(_without_cache(model))
+        stack.enter_context(_without_checkpointing(model))
         for name in at or ():
             handle = model.get_submodule(name).register_forward_pre_hook(mark(name), prepend=True)
             stack.callback(handle.remove)
+        originals = stack.enter_context(_stand_ins(model, flatten(call)[0]))
         exported = _export(_Exportable(model), call)
-    module, specs = exported.module(), exported.call_spec
+        module, specs = exported.module(), exported.call_spec
+        _put_back(module, originals)
     return read_graph(
         module,
         owners=module.children(),
@@ -98,6 +102,47 @@ def _doubled(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
+def _stand_ins(model: nn.Module, inputs: Sequence[Tensor]) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
+    """Let tensors on the meta device look as if they were where the inputs are, so that the graph computes there.
+
+    Yields what each stand-in stands for, by id.
+    """
+    places = list(named_tensors(model))
+    device = next((tensor.device for tensor in inputs if not tensor.is_meta), torch.device("cpu"))
+    originals: dict[int, tuple[Tensor, Tensor]] = {}
+    if any(tensor.is_meta for _, _, tensor in places):
+        from torch._subclasses.fake_tensor import FakeTensorMode  # these take 33 MiB
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        fakes = {id(tensor): _stand_in(tensor, device, mode) for _, _, tensor in places}
+        originals = {id(fakes[id(tensor)]): (fakes[id(tensor)], tensor) for _, _, tensor in places}
+        for owner, name, tensor in places:
+            setattr(owner, name, fakes[id(tensor)])
+    try:
+        yield originals
+    finally:
+        for owner, name, tensor in places:
+            setattr(owner, name, tensor)
+
+
+def _stand_in(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
+    if tensor.is_meta:
+        with mode:
+            fake = torch.empty_like(tensor, device=device, requires_grad=False)
+    else:
+        fake = mode.from_tensor(tensor.detach(), static_shapes=True)
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _put_back(module: nn.Module, originals: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    """Give the modules of an exported graph the tensors of the model."""
+    for owner, name, tensor in list(named_tensors(module)):
+        if id(tensor) in originals:
+            setattr(owner, name, originals[id(tensor)][1])
+
+
+@contextlib.contextmanager
 def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -120,6 +165,25 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
     finally:
         for config in caching:
             config.use_cache = True
+
+
+def checkpointing_modules(model: Any) -> list[Any]:
+    """The modules whose forward is a gradient checkpoint, as in transformers' models."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return [module for module in modules if getattr(module, "gradient_checkpointing", None) is True]
+
+
+@contextlib.contextmanager
+def _without_checkpointing(model: nn.Module) -> Iterator[None]:
+    """A checkpoint is either lost in a graph or, if it is reentrant, a part without gradients."""
+    modules = checkpointing_modules(model)
+    try:
+        for module in modules:
+            module.gradient_checkpointing = False
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
 
 
 # Models that are exported already

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.partition.cut import cut_layers
+from weft.runtime.partition.cut_layer import CutLayer
+from weft.runtime.partition.export import checkpointing_modules
 from weft.runtime.tree import map_tensors
 
 
@@ -25,12 +27,14 @@ class LayeredModel:
     """The whole model, as every rank gets it; a rank then keeps the layers of its own chunks."""
 
     layers: list[nn.Module]
+    root: nn.Module  # whose modules hold the same tensors, under the model's names
     state: dict[str, Tensor]  # name -> parameter or persistent buffer, as in its state_dict
+    checkpointing: bool = False  # a model that was cut had gradient checkpointing, which its layers have not
     full_precision: frozenset[int] = frozenset()  # ids of parameters that must keep their dtype in mixed precision
 
-    def names(self) -> dict[int, list[str]]:
+    def names(self) -> defaultdict[int, list[str]]:
         """The names of each tensor, by id; a tied tensor has several."""
-        names: dict[int, list[str]] = defaultdict(list)
+        names: defaultdict[int, list[str]] = defaultdict(list)
         for name, tensor in self.state.items():
             names[id(tensor)].append(name)
         return names
@@ -57,7 +61,13 @@ def layered_model(model: Any, *, cut: Sequence[str] | None, example: Any) -> Lay
             f"there is nothing to train: no parameter needs a gradient (parameters: {count}, layers: {len(layers)}); "
             "set requires_grad on those to train"
         )
-    return LayeredModel(layers=layers, state=state, full_precision=_beside_statistics(named))
+    return LayeredModel(
+        layers=layers,
+        root=named,
+        state=state,
+        checkpointing=bool(checkpointing_modules(model)) and isinstance(layers[0], CutLayer),
+        full_precision=_beside_statistics(named),
+    )
 
 
 def _beside_statistics(model: nn.Module) -> frozenset[int]:
@@ -97,11 +107,3 @@ def _takes_several(layer: nn.Module) -> bool:
         if argument.default is argument.empty and argument.kind is not argument.KEYWORD_ONLY
     ]
     return len(required) > 1 or any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
-
-
-def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Every parameter and buffer, as (owner, attribute, tensor); a tied tensor appears once for each name."""
-    for owner in module.modules():
-        for members in (owner.named_parameters, owner.named_buffers):
-            for name, tensor in members(recurse=False, remove_duplicate=False):
-                yield owner, name, tensor

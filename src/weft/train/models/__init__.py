@@ -11,7 +11,7 @@ from weft.train.models.options import BERT, GPT, MLP, MODELS, VGG, CustomModel, 
 
 if TYPE_CHECKING:
     from weft.train.models.build import build_model
-    from weft.train.models.huggingface import to_huggingface
+    from weft.train.models.huggingface_export import to_huggingface
     from weft.train.models.tasks import Net
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "to_huggingface",
 ]
 
-_NEEDS_TORCH = {"Net": "tasks", "build_model": "build", "to_huggingface": "huggingface"}
+_NEEDS_TORCH = {"Net": "tasks", "build_model": "build", "to_huggingface": "huggingface_export"}
 
 
 def __getattr__(name: str) -> Any:

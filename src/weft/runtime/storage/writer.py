@@ -1,17 +1,15 @@
-"""Writes the files of a checkpoint block by block: counted, hashed and fsynced on the way.
+"""Writes files block by block: counted, hashed and fsynced on the way.
 
-So a save shows that it moves, however large and slow it is, and needs no memory but the tensors themselves. Tensors are
-stored in the safetensors format: the length of a JSON header, the header, the bytes of all tensors.
+So a save shows that it moves, however large and slow it is. It needs no memory but the tensors themselves and, where
+they are on a device or not contiguous, a block.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,27 +20,12 @@ from torch import Tensor
 from weft import faults
 from weft.errors import WeftError
 from weft.runtime.process import status
+from weft.runtime.storage import memory
+from weft.runtime.storage.memory import memory_of, pieces_of
+from weft.runtime.storage.safetensors_header import Form, header_of
+from weft.runtime.tensors import as_real
 
-BLOCK = 8 << 20  # bytes
 SYNC_EVERY = 256 << 20  # bytes between two fsyncs, so that the last one does not take long without a sign of progress
-
-DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int16: "I16",
-    torch.uint16: "U16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int32: "I32",
-    torch.uint32: "U32",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.uint64: "U64",
-}
 
 
 class FileWriter:
@@ -70,7 +53,7 @@ class FileWriter:
     def write(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         while len(rest):
-            written = self._file.write(rest[:BLOCK]) or 0
+            written = self._file.write(rest[: memory.BLOCK]) or 0
             self._sha256.update(rest[:written])
             rest = rest[written:]
             self._size += written
@@ -83,22 +66,29 @@ class FileWriter:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write contiguous tensors of the CPU; the size and SHA-256 of the file."""
+    """Write dense tensors of any device, complex ones as pairs of numbers; the size and SHA-256 of the file."""
+    return write_each(path, {name: stored_form(name, tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
+
+
+def write_each(
+    path: Path, forms: Mapping[str, Form], read: Callable[[str], Tensor], metadata: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Write tensors of known forms, each of which is read when its turn comes; the size and SHA-256 of the file."""
     if sys.byteorder != "little":
         raise WeftError(f"checkpoints are little-endian (this machine: {sys.byteorder}-endian); save on another one")
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # so that all are aligned
-    header: dict[str, Any] = {}
-    end = 0
-    for name, tensor in ordered:
-        if tensor.dtype not in DTYPES:
-            raise WeftError(f"safetensors has no {tensor.dtype} ({name}); keep it in a dtype that it has")
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    ordered = sorted(forms, key=lambda name: (-forms[name][0].itemsize, name))  # so that all are aligned
     with FileWriter(path) as writer:
-        writer.write(struct.pack("<Q", len(text)) + text)
-        for _, tensor in ordered:
-            if tensor.numel():
-                writer.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        writer.write(header_of({name: forms[name] for name in ordered}, metadata))
+        for name in ordered:
+            tensor = as_real(read(name).detach().resolve_conj())
+            for piece in pieces_of(tensor, tensor.dtype.itemsize):
+                writer.write(memory_of(piece.resolve_neg().cpu().contiguous()))
     return writer.entry
+
+
+def stored_form(name: str, tensor: Tensor) -> Form:
+    """The form in which a tensor is stored: dense and real."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise WeftError(f"a safetensors file holds dense tensors, and {name} is a {tensor.layout} one; keep it dense")
+    real = as_real(tensor.detach().resolve_conj())
+    return real.dtype, tuple(real.shape)
