@@ -247,7 +247,7 @@ def _resident_chart(runs: Sequence[Run]) -> str:
     for group, run in largest.items():
         rows = [
             Bar(
-                label=name,
+                label=name.removeprefix("ranks "),
                 values=[max(0, figures[part]) / scale for part in RESIDENT_PARTS],
                 text=format_bytes(figures["peak"]),
             )
