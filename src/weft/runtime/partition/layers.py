@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weft.errors import WeftError
 from weft.runtime.partition.cut import cut_layers
 from weft.runtime.partition.cut_layer import CutLayer
-from weft.runtime.partition.export import checkpointing_modules
+from weft.runtime.partition.export import checkpointing_modules, is_exported
 from weft.runtime.tree import map_tensors
 
 
@@ -53,8 +53,10 @@ def layered_model(model: Any, *, cut: Sequence[str] | None, example: Any) -> Lay
         layers = cut_layers(model, at=cut, example=copied)
     if not layers:
         raise WeftError("a model needs at least one layer (got none)")
-    named = model if isinstance(model, nn.Module) else nn.ModuleList(layers)
-    state = {name: tensor for name, tensor in named.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    named = nn.ModuleList(layers) if is_exported(model) else model
+    tops = layers if is_exported(model) else [model]  # an exported layer has the names of the model
+    state = {name: tensor for top in tops for name, tensor in top.state_dict(keep_vars=True).items()}
+    state = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
     if not any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
         count = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
         raise WeftError(
