@@ -287,7 +287,8 @@ class Pipeline:
         """Resume from a checkpoint that any schedule has saved, on any number of ranks; returns its `extra`.
 
         Drains. Every rank calls it. A checkpoint that is damaged, or of another model or optimizer, is refused before
-        anything has changed. It fails if no rank has read a byte for `deadline` seconds.
+        anything has changed; an I/O error after that breaks the pipeline. It fails if no rank has read a byte for
+        `deadline` seconds.
         """
         self._check_usable()
         self.flush()
