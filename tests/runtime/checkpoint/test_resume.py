@@ -181,6 +181,8 @@ CASES = [
     Case(schedule="xpipe", model="transformer", stages=4, options={"replicas": 2, "microbatches": 2}),
     *(Case(schedule=name, bad=(1, 2, 4), options={"nan": "skip"}) for name in ("2bw", "wpipe")),
     Case(schedule="wpipe", model="conv", stages=4),
+    Case(schedule="wpipe", model="dropping", options={"recompute": "layer"}),
+    Case(schedule="2bw", model="conv", options={"recompute": "layer"}),
     *(Case(schedule=name, model="odd", optimizer="sgd") for name in ("2bw", "xpipe")),
     Case(schedule="xpipe", model="odd", optimizer="sgd", options={"predict": DECAYED}),
     *(Case(schedule=name, options=BF16) for name in ("1f1b", "2bw", "wpipe", "xpipe")),

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 import weft
 from weft.errors import WeftError
+from weft.runtime.checkpoint import stored_weights
+from weft.runtime.initial import make_tensors
+from weft.runtime.partition import LayeredModel, named_tensors
 
 
 class Gate(nn.Module):
@@ -88,6 +91,19 @@ def test_values_depend_on_seed_and_names_only() -> None:
         assert torch.equal(tensor, longer.state_dict()[name])
     assert not torch.equal(made[0].weight, other[0].weight)
     assert not torch.equal(made[3].inner.weight, made[3].projection.weight)
+
+
+@pytest.mark.parametrize("first", range(2))
+def test_a_share_has_the_values_of_the_whole(first: int) -> None:
+    """Every second tensor, so that a layer's weight and bias are made in different processes."""
+    whole, model = weft.materialize(on_meta(), seed=1).state_dict(), on_meta()
+    state = model.state_dict(keep_vars=True)
+    share = [tensor for _, _, tensor in named_tensors(model)][first::2]
+    layered = LayeredModel(layers=[model], root=model, state=state)
+    make_tensors(layered, share, own=share, weights=None, open_weights=stored_weights, seed=1)
+    held = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}
+    assert len(held) < len(whole)
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in held.items())
 
 
 def test_equal_layers_get_different_values() -> None:
@@ -167,6 +183,8 @@ def test_what_nothing_initializes_is_refused(make: Callable[[], nn.Module], word
     model = on_meta(lambda: nn.Sequential(make()))
     with pytest.raises(WeftError, match=words):
         weft.materialize(model)
+    assert model[0].part.is_meta  # and no real tensor without values
+    assert model[0].linear.weight.is_meta
 
 
 def test_a_rule_that_fails_is_named() -> None:

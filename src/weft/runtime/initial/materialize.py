@@ -66,11 +66,17 @@ def make_tensors(
         for key, tensor in distinct.items()
     ]
     new = [member for member in members if member.own and member.before.is_meta and id(member.before) not in found]
-    _initialize(model.root, new, places, seed=seed, function=function)
-    for member in members:
-        if source is not None and id(member.before) in found:
-            with torch.no_grad():
-                source.read_into(found[id(member.before)], member.now.detach())
+    try:
+        _initialize(model.root, new, places, seed=seed, function=function)
+        for member in members:
+            if source is not None and id(member.before) in found:
+                with torch.no_grad():
+                    source.read_into(found[id(member.before)], member.now.detach())
+    except BaseException:
+        for member in members:  # a model without values must not look like a real one
+            for owner, attribute in places[id(member.before)]:
+                setattr(owner, attribute, member.before)
+        raise
     return {id(member.before): member.now for member in members}
 
 
@@ -154,10 +160,8 @@ def _initialize(
 
 def _uninitialized(member: _Member, place: Place) -> str:
     owner, kind = type(place[0]).__name__, "parameter" if isinstance(member.now, nn.Parameter) else "buffer"
-    remedy = "give weights= a file or folder that has it, or a function that initializes a module"
-    if kind == "buffer":
-        remedy = "build the model in `with weft.on_meta():`, which keeps the buffers that constructors compute"
     return (
         f"nothing initializes the {kind} {member.name}, which was built on the meta device ({owner} has no "
-        f"reset_parameters that does); write one, or {remedy}"
+        "reset_parameters that does); write one, build the model in `with weft.on_meta():`, which keeps what "
+        "constructors compute, or give weights= a file or folder that has it, or a function that initializes a module"
     )
