@@ -66,9 +66,9 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     schedule = resolve.schedule_for(settings)
     program = lower(schedule)
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
-    whole = layered_model(model, cut=settings.cut, example=settings.example)
-    recompute = resolve.recompute_for(settings, program, checkpointing=whole.checkpointing)
     precision = PRECISIONS[settings.precision or "fp32"]
+    whole = layered_model(model, cut=settings.cut, example=settings.example, dtype=precision.weights)
+    recompute = resolve.recompute_for(settings, program, checkpointing=whole.checkpointing)
     check_passes(program, recompute=recompute, precision=precision)
     check_dtypes(whole, precision)
     cure = cure_for(settings.cure, program)
@@ -82,7 +82,14 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
         device=device,
         collectives=collectives,
     )
-    counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example, device=device)
+    counts = chunk_layers(
+        settings.balance,
+        whole.layers,
+        schedule.chunks,
+        example=settings.example,
+        device=device,
+        dtypes=whole.dtypes,
+    )
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
     compared = {"schedule": write_csv(schedule)} | settings.compared()
     compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}
