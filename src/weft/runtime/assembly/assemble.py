@@ -13,7 +13,7 @@ from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
 from weft.runtime.assembly.layout import Layout, layout_of
-from weft.runtime.assembly.settings import Settings, check_passes
+from weft.runtime.assembly.settings import Settings, check_weights
 from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
 from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
@@ -62,8 +62,8 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     program = lower(schedule)
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
     whole = layered_model(model, cut=settings.cut, example=settings.example)
-    recompute = resolve.recompute_for(settings, program, checkpointing=whole.checkpointing)
-    check_passes(program, recompute=recompute, precision=settings.precision)
+    recompute = resolve.recompute_for(settings, schedule, checkpointing=whole.checkpointing)
+    check_weights(program, recompute=recompute, precision=settings.precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
     device = resolve.device_for(settings.device, whole.state.values(), collectives)

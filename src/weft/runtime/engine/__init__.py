@@ -9,7 +9,6 @@ from weft.runtime.engine.driver import Blocking, Driver, TurnTaking, Work
 from weft.runtime.engine.evaluation import Outputs, Scores, evaluate
 from weft.runtime.engine.feeding import feed
 from weft.runtime.engine.randomness import Seeds
-from weft.runtime.engine.recompute import RecomputeChoice
 from weft.runtime.engine.worker import Worker
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "Driver",
     "LossFunction",
     "Outputs",
-    "RecomputeChoice",
     "Scores",
     "Seeds",
     "TurnTaking",
