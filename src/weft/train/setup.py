@@ -160,7 +160,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
         replicas=choice.replicas,
         balance=choice.layers or choice.balance,
         example=example_of(spec, job.train.batch // (schedule.microbatches * choice.replicas)),
-        recompute=choice.recompute,
+        recompute=choice.recompute or None,  # type: ignore[arg-type]  # which the check of a job knows to be right
         clip_norm=job.train.clip_norm or None,
         precision="bf16" if job.train.precision == "bf16" else None,
         nan="skip" if job.train.nan == "skip" else "stop",
