@@ -13,7 +13,7 @@ from weft.runtime.assembly.description import describe_loss, describe_updates, v
 from weft.runtime.assembly.dtypes import check_dtypes
 from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
-from weft.runtime.assembly.settings import Settings, check_passes
+from weft.runtime.assembly.settings import Settings, check_weights
 from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
 from weft.runtime.engine import PRECISIONS, Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
@@ -68,8 +68,8 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
     precision = PRECISIONS[settings.precision or "fp32"]
     whole = layered_model(model, cut=settings.cut, example=settings.example, dtype=precision.weights)
-    recompute = resolve.recompute_for(settings, program, checkpointing=whole.checkpointing)
-    check_passes(program, recompute=recompute, precision=precision)
+    recompute = resolve.recompute_for(settings, schedule, checkpointing=whole.checkpointing)
+    check_weights(program, recompute=recompute, precision=precision)
     check_dtypes(whole, precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
