@@ -236,10 +236,23 @@ class Pipeline:
 
     # State
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The whole model's state, on every rank, with the plain model's names; drains."""
+    def state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
+        """The whole model's state with the plain model's names, on every rank; drains. Every rank calls it.
+
+        With `rank0_only`, other ranks get an empty dict, and never hold a tensor of another rank.
+        """
+        return dict(self.iter_state_dict(rank0_only=rank0_only))
+
+    def iter_state_dict(self, *, rank0_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """The names and tensors of `state_dict`, one at a time, so that no rank has to hold the whole model; drains.
+
+        Every rank iterates to the end before the next step, and takes less than the deadline for each tensor. With
+        `rank0_only`, other ranks send what they hold, and their loops have no turn.
+        """
         self.flush()
-        return checkpoint.state_dict(self._assembly)
+        return checkpoint.iter_state_dict(
+            self._assembly, lambda: (self._driver.workers[0].begun, self._fed), rank0_only=rank0_only
+        )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set all weights and buffers from a state_dict with the plain model's names; drains.

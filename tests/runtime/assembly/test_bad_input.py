@@ -130,9 +130,18 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "balance time": ({"balance": "time"}, r"example: None\); pass example="),
     "recompute": (
         {"recompute": [True]},
-        r"recompute is true, false, or one of them a chunk \(got \[True\], chunks: 2\)",
+        r'recompute is true, false or "layer", or one of them a chunk \(got \[True\], chunks: 2\)',
     ),
-    "recompute numbers": ({"recompute": [1, 0]}, r"recompute is true, false, or one of them a chunk"),
+    "recompute numbers": ({"recompute": [1, 0]}, r'recompute is true, false or "layer", or one of them a chunk'),
+    "recompute words": ({"recompute": [True, "layers"]}, r"one of them a chunk \(got \[True, 'layers'\], chunks: 2\)"),
+    "predict and recompute by layer": (
+        {"schedule": "xpipe", "recompute": [False, "layer"], "predict": {"versions": "exact"}},
+        r"xpipe runs backwards at other weights.*leave recompute out",
+    ),
+    "split backwards by layer": (
+        {"schedule": "zb-h1", "recompute": [True, "layer"]},
+        r'zb-h1 splits backwards.*recompute="layer" would save nothing; use recompute=True, or .*such as 1f1b',
+    ),
     "clip 0": ({"clip_norm": 0.0}, r"clip_norm is a number above 0, or None \(got 0\.0\)"),
     "clip nan": ({"clip_norm": math.nan}, r"clip_norm is a number above 0, or None \(got nan\)"),
     "precision": ({"precision": "fp16"}, r"precision is \"fp32\" or \"bf16\" or \"bf16-autocast\" \(got 'fp16'\)"),

@@ -19,7 +19,7 @@ import weft
 from weft.errors import WeftError
 from weft.runtime.partition import named_tensors
 from weft.runtime.weights.parameter_set import ParameterSet
-from weft.runtime.weights.versions import SharedVersions, Versions
+from weft.runtime.weights.versions import RoundedVersions, SharedVersions, Versions
 from weft.schedule import Op, lower
 
 SIZE = 4 * 6  # bytes of the parameter below
@@ -169,6 +169,80 @@ def test_leaves_have_the_memory_format_of_the_parameters() -> None:
     for old, new, parameter in zip(before, weights.read(1), live, strict=True):
         assert new.stride() == parameter.stride() == old.stride()
         assert torch.equal(old, new)
+
+
+# Rounded versions
+
+
+def rounded_versions() -> RoundedVersions:
+    return RoundedVersions([Parameter(torch.zeros(2, 3))], dtypes=[torch.bfloat16])
+
+
+def test_compute_weights_are_rounded_from_masters_that_stay() -> None:
+    weights = rounded_versions()
+    master, address = weights.live[0], weights.live[0].data_ptr()
+    for version in range(6):
+        value = 1 + 0.3 * version
+
+        def step(value: float = value) -> None:
+            master.data.fill_(value)
+
+        weights.update(step)
+        newest = weights.read(version + 1)[0]
+        assert torch.equal(newest.detach(), torch.full((2, 3), value).bfloat16())
+        assert newest.dtype == torch.bfloat16
+        if version % 2:
+            weights.release(version)
+    assert (weights.live[0] is master, master.dtype, master.data_ptr()) == (True, torch.float32, address)
+    assert (weights.nbytes, weights.master_bytes) == (SIZE // 2, SIZE)
+
+
+def test_rounded_versions_use_no_more_buffers_than_they_need() -> None:
+    """2bw: two, of the size of the compute weights; 1f1b: one, which each update overwrites."""
+    weights = rounded_versions()
+    old = {id(weights.read(0)[0])}
+    for version in range(5):
+        advance(weights)
+        old.add(id(weights.read(version + 1)[0]))
+        weights.release(version)
+        assert [values(weights, version + 1)] == [{version + 1}]
+    assert (len(old), weights.extra_bytes) == (2, SIZE // 2)
+    weights = rounded_versions()
+    leaf = weights.read(0)[0]
+    for version in range(5):
+        weights.release(version)
+        advance(weights)
+        assert weights.read(version + 1)[0] is leaf
+    assert (weights.extra_bytes, leaf._version) == (0, 0)  # autograd saw no write
+
+
+def test_gradients_of_rounded_leaves_add_up_in_fp32() -> None:
+    """In bf16, a small gradient would vanish beside a large one; also in leaves of other versions."""
+    weights = rounded_versions()
+    for leaves in (weights.read(0), weights.new_leaves()):
+        for factor in (256.0, 1.0, 1.0):
+            (leaves[0] * factor).sum().backward()  # type: ignore[no-untyped-call]
+        assert leaves[0].grad is not None
+        assert (leaves[0].grad.dtype, set(leaves[0].grad.flatten().tolist())) == (torch.float32, {258.0})
+
+
+def test_changed_masters_are_rounded_again() -> None:
+    weights = rounded_versions()
+    advance(weights)
+    weights.live[0].data.fill_(7)
+    assert values(weights, 1) == {1}
+    weights.refresh()
+    assert (values(weights, 0), values(weights, 1)) == ({0}, {7})
+
+
+def test_an_optimizer_that_replaces_its_tensors() -> None:
+    weights = rounded_versions()
+
+    def step() -> None:
+        weights.live[0].data = weights.live[0].data + 1
+
+    weights.update(step)
+    assert (values(weights, 0), values(weights, 1), weights.live[0].dtype) == ({0}, {1}, torch.float32)
 
 
 # The number of versions that a program needs

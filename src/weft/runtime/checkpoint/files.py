@@ -159,9 +159,9 @@ class Checkpoint:
         """The dtype and shape of a tensor."""
         return list(self._places[key][1:])
 
-    def tensor(self, key: str, device: torch.device | str = "cpu") -> Tensor:
+    def tensor(self, key: str) -> Tensor:
         """A tensor, in memory of its own."""
-        tensor = torch.empty_like(self.stand_in(key), memory_format=torch.contiguous_format, device=device)
+        tensor = torch.empty_like(self.stand_in(key), memory_format=torch.contiguous_format)
         self.read_into(key, tensor)
         return tensor
 

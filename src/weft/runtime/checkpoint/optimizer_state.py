@@ -8,7 +8,7 @@ Another schedule or number of ranks divides the parameters into other sets, so e
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -32,8 +32,12 @@ class IncompatibleCheckpoint(ValueError):
 class SavedTensors(Protocol):
     """The tensors of a checkpoint."""
 
-    def tensor(self, key: str, device: torch.device | str = "cpu") -> Tensor:
+    def tensor(self, key: str) -> Tensor:
         """Read a tensor into new memory."""
+        ...
+
+    def read_into(self, key: str, tensor: Tensor) -> None:
+        """Read a tensor into one of the same shape."""
         ...
 
     def stand_in(self, key: str) -> Tensor:
@@ -186,15 +190,17 @@ class SavedSets:
                 part.check(PartState(parameters=stand_ins, shared=shared.get(part.key)))
             except ValueError as problem:
                 raise IncompatibleCheckpoint(str(problem)) from problem
-            loads.append((part, PartState(parameters=_Unread(states, live, self._read), shared=shared.get(part.key))))
+            loads.append((part, states, shared.get(part.key)))
 
         saved_sets = [self.parameters[name].saved_set for name in parameter_set.names]
         updates = max(int(saved_set.get("updates", self._updates)) for saved_set in saved_sets)
 
         def load() -> None:
             parameter_set.updater.updates = updates
-            for part, state in loads:
-                part.load(state, updates=updates)
+            for part, states, shared_state in loads:
+                memory = _Memory(parameter_set.optimizer if part.key == "optimizer" else None)
+                unread = _Unread(states, live, self._tensors, memory)
+                part.load(PartState(parameters=unread, shared=shared_state), updates=updates)
 
         return load
 
@@ -202,10 +208,6 @@ class SavedSets:
         """A number as it is, which a check may look at; only the form of anything larger."""
         stand_in = self._tensors.stand_in(key)
         return self._tensors.tensor(key) if stand_in.numel() == 1 else stand_in
-
-    def _read(self, key: str, device: torch.device) -> Tensor:
-        """A tensor, on its parameter's device; the optimizer decides where numbers are."""
-        return self._tensors.tensor(key, "cpu" if self._tensors.stand_in(key).numel() == 1 else device)
 
     def _check_kinds(self, parameter_set: ParameterSet, groups: Sequence[Sequence[str]]) -> None:
         """Optimizer and scheduler must have the same class as in the run that was saved."""
@@ -261,17 +263,50 @@ class SavedSets:
         return decode(states[0], self._tensors.tensor)
 
 
+class _Memory:
+    """Memory for the tensors that are read: that of an optimizer's old state, which it drops, as far as it fits."""
+
+    def __init__(self, optimizer: Optimizer | None) -> None:
+        states = [] if optimizer is None else [state for state in optimizer.state.values() if isinstance(state, dict)]
+        tensors = [value.detach() for state in states for value in state.values() if isinstance(value, Tensor)]
+        self._old: defaultdict[Any, list[Tensor]] = defaultdict(list)
+        for tensor in {_address(tensor): tensor for tensor in tensors if _owns_memory(tensor)}.values():
+            self._old[tensor.dtype, tensor.shape, tensor.device].append(tensor)
+
+    def like(self, stand_in: Tensor, device: torch.device) -> Tensor:
+        """A tensor of this form on a device; the optimizer decides where numbers are."""
+        device = device if stand_in.numel() > 1 else torch.device("cpu")
+        fitting = self._old[stand_in.dtype, stand_in.shape, device]
+        if fitting:
+            return fitting.pop()
+        return torch.empty(stand_in.shape, dtype=stand_in.dtype, device=device)
+
+
+def _owns_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is all that its memory holds."""
+    dense = tensor.layout == torch.strided and tensor.is_contiguous()
+    return dense and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 class _Unread(Sequence[Any]):
     """The states of some parameters, of which each is read when it is taken: so no more are held than are needed."""
 
-    def __init__(
-        self, states: Sequence[Any], live: Sequence[Tensor], read: Callable[[str, torch.device], Tensor]
-    ) -> None:
-        self._states, self._live, self._read = states, live, read
+    def __init__(self, states: Sequence[Any], live: Sequence[Tensor], tensors: SavedTensors, memory: _Memory) -> None:
+        self._states, self._live, self._tensors, self._memory = states, live, tensors, memory
 
     def __len__(self) -> int:
         return len(self._states)
 
     def __getitem__(self, index: Any) -> Any:
-        state, device = self._states[index], self._live[index].device
-        return decode(state, lambda key: self._read(key, device))
+        device = self._live[index].device
+
+        def fetch(key: str) -> Tensor:
+            tensor = self._memory.like(self._tensors.stand_in(key), device)
+            self._tensors.read_into(key, tensor)
+            return tensor
+
+        return decode(self._states[index], fetch)

@@ -26,14 +26,14 @@ class ByteCount:
         self._given = {tensor.data_ptr(): tensor.nbytes for tensor in given}
         self._target = {tensor.data_ptr(): tensor.nbytes for tensor in target}
         tensors = [tensor for layer in layers for _, _, tensor in named_tensors(layer)]
-        self._known = {_storage(tensor)[0] for tensor in (*tensors, *given, *target)}  # addresses of storages
-        self._kept = 0
+        self._others = {_storage(tensor)[0] for tensor in (*tensors, *given, *target)}  # addresses of storages
+        self._kept: dict[int, int] = {}
         self.saved: set[tuple[int, int]] = set()  # storages that autograd saves
         self._peak = 0
 
     @property
     def _held(self) -> int:
-        return sum((self._given | self._target).values()) + self._kept
+        return sum((self._given | self._target).values()) + sum(self._kept.values())
 
     def held_bytes(self, *, keeps_graph: bool) -> HeldBytes:
         peak = max(self._peak, self._held)
@@ -51,19 +51,19 @@ class ByteCount:
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that are held until the backward."""
-        storages = {_storage(tensor) for tensor in tensors}
-        self._kept += sum(nbytes for address, nbytes in storages if address not in self._known)
-        self._known |= {address for address, _ in storages}
+        storages = dict(map(_storage, tensors))
+        self._kept |= {address: nbytes for address, nbytes in storages.items() if address not in self._others}
 
     def add_graph(self, outputs: Iterable[Tensor]) -> None:
         """Count a graph with these outputs, beside all that is held."""
         storages = self.saved | {_storage(tensor) for tensor in outputs}
-        graph = sum(nbytes for address, nbytes in storages if address not in self._known)
+        held = self._others | self._kept.keys()
+        graph = sum(nbytes for address, nbytes in storages if address not in held)
         self._peak = max(self._peak, self._held + graph)
 
     def drop(self) -> None:
         """Nothing that was counted is needed any more, except the target."""
-        self._given, self._kept, self._peak = {}, 0, 0
+        self._given, self._kept, self._peak = {}, {}, 0
 
 
 class NoCount:

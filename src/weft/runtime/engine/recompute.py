@@ -72,25 +72,32 @@ class Recompute:
             count.keep(kept.tensors)
             with count.hooks():
                 value = self._run_and_keep_buffers(in_flight, segment, kept, certain=isinstance(count, ByteCount))
-            count.add_graph(needing_gradients(value))
-            if not needing_gradients(value):  # no backward will get here, nor to the segments before
+            outputs = self._outputs_of(segment, value)
+            count.add_graph(outputs)
+            if not outputs:  # no backward will get here, nor to the segments before
                 in_flight.kept.clear()
                 count.drop()
+            del outputs
         for segment, kept in zip(reversed(self._segments), reversed(in_flight.kept), strict=False):
             if kept.changed:
                 raise WeftError(self._in_place(segment))
         return value
 
+    def _outputs_of(self, segment: Segment, value: Any) -> list[Tensor]:
+        try:
+            return needing_gradients(value)
+        except WeftError as problem:
+            if segment is self._segments[-1]:
+                raise
+            raise WeftError(
+                f"chunk {self._chunk} can't keep the output of layer {segment.first_layer} for a recompute: {problem}, "
+                "or give the chunk recompute=True"
+            ) from None
+
     def _inputs_of(self, segment: Segment, value: Any) -> KeptInputs:
         if segment is self._segments[0]:
             return KeptInputs.of_chunk(value)
-        try:
-            kept = KeptInputs.between(value)
-        except WeftError as problem:
-            raise WeftError(
-                f"chunk {self._chunk} can't keep the input of layer {segment.first_layer} for its recompute: "
-                f"{problem}, or give the chunk recompute=True"
-            ) from None
+        kept = KeptInputs.between(value)
         if segment.copies_input and kept.share_memory:
             raise WeftError(self._in_place(segment))
         return kept

@@ -37,8 +37,11 @@ def write_model(folder: Path, source: TensorSource, *, shard_size: int = SHARD_S
     files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)] if count > 1 else [WHOLE]
     temporary = [folder / f".{file}.part" for file in files]
 
+    memory = torch.empty(max(map(nbytes_of, forms.values()), default=0), dtype=torch.uint8)
+
     def read(name: str) -> Tensor:
-        tensor = torch.empty(forms[name][1], dtype=forms[name][0])
+        dtype, shape = forms[name]
+        tensor = memory[: nbytes_of(forms[name])].view(dtype).view(shape)
         source.read_into(name, tensor)
         return tensor
 

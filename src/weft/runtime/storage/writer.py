@@ -80,10 +80,14 @@ def write_each(
     with FileWriter(path) as writer:
         writer.write(header_of({name: forms[name] for name in ordered}, metadata))
         for name in ordered:
-            tensor = as_real(read(name).detach().resolve_conj())
-            for piece in pieces_of(tensor, tensor.dtype.itemsize):
-                writer.write(memory_of(piece.resolve_neg().cpu().contiguous()))
+            _write_tensor(writer, read(name))  # and hold it no longer
     return writer.entry
+
+
+def _write_tensor(writer: FileWriter, tensor: Tensor) -> None:
+    real = as_real(tensor.detach().resolve_conj())
+    for piece in pieces_of(real, real.dtype.itemsize):
+        writer.write(memory_of(piece.resolve_neg().cpu().contiguous()))
 
 
 def stored_form(name: str, tensor: Tensor) -> Form:
