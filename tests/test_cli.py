@@ -61,6 +61,12 @@ def test_costs_come_from_options_or_a_file(capsys: pytest.CaptureFixture[str], t
     recompute = data(capsys, "simulate", "2bw", *SIZES, "--recompute")
     assert recompute["period"] == 16
     assert recompute["memory"][0]["activations"] == 1
+    given = ["--activation-bytes", "24", "--input-bytes", "2", "--layers", "4"]
+    by_layer = data(capsys, "simulate", "2bw", *SIZES, *given, "--recompute", "layer")
+    assert by_layer["period"] == 16
+    assert by_layer["memory"][0]["activations"] == 4 * 8 + 4  # of four micro-batches, and of a layer
+    mixed = data(capsys, "simulate", "2bw", *SIZES, *given, "--recompute", "layer,true,false,false")
+    assert [memory["activations"] for memory in mixed["memory"]] == [36, 3 * 2 + 22, 48, 24]
 
 
 def test_draw_prints_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +178,11 @@ BAD: list[tuple[list[str], str]] = [
     (["doctor", "--seconds", "0"], "--seconds must be above 0 (got 0)"),
     (["doctor", "--seconds", "nan"], "--seconds must be above 0 (got nan)"),
     (["doctor", "--second", "5"], "did you mean '--seconds'?; see 'weft doctor --help'"),
+    (["simulate", "2bw", *SIZES, "--recompute", "layer"], "--recompute layer needs --layers"),
+    (["simulate", "2bw", *SIZES, "--recompute", "layers"], "must be true, false or layer"),
+    (["simulate", "--recompute", "2bw", *SIZES], "must be true, false or layer, or several of them (got '2bw')"),
+    (["simulate", "2bw", *SIZES, "--recompute", "true,false"], "one of them a chunk (got [True, False], chunks: 4)"),
+    (["simulate", "zb-h1", *SIZES, "--recompute", "layer", "--layers", "4"], "zb-h1 splits backwards"),
 ]
 
 

@@ -98,9 +98,6 @@ def simulate_cell(cell: Cell, assumptions: Assumptions) -> dict[str, Any]:
         own = schedule.chunks_of(rank)
         if assumptions.persistent:
             nbytes["gradients"] = sum(chunks[chunk].gradient_bytes for chunk in own)
-        if cell.recompute and assumptions.recompute == "layer":  # one layer at a time runs again, in any backward
-            again = (layer.kept - layer.input for chunk in own for layer in parts[chunk])
-            nbytes["activations"] += max(values * samples * assumptions.value_bytes for values in again)
         ranks.append(nbytes)
     fullest = max(ranks, key=lambda nbytes: sum(nbytes.values()))
     total = sum(fullest.values())
@@ -135,21 +132,20 @@ def _chunk(part: Sequence[Layer], cell: Cell, assumptions: Assumptions, samples:
     updated = sum(layer.parameters for layer in part if layer.flops)  # few rows of a table have a gradient
     # time is flops / (rate x efficiency), and the efficiency n / (n + half_at)
     forward = sum(layer.flops for layer in part) * (samples + device.half_at) / device.rate(cell.model)
-    kept = sum(layer.kept for layer in part)
     by_layer = cell.recompute and assumptions.recompute == "layer"
-    if by_layer:
-        kept = sum(layer.input for layer in part)
     return ChunkCost(
         forward=forward,
-        backward_input=2 * forward if by_layer else forward,
+        backward_input=forward,
         backward_weight=forward,
         update=step_seconds(updated, device) + _all_reduce(updated * size, cell, assumptions),
-        activation_bytes=kept * samples * size,
+        activation_bytes=sum(layer.kept for layer in part) * samples * size,
         input_bytes=part[0].input * samples * size,
         weight_bytes=parameters * size,
         gradient_bytes=parameters * size if assumptions.gradients else 0.0,
         optimizer_bytes=parameters * assumptions.optimizer_bytes,
-        recompute=cell.recompute and not by_layer,
+        recompute="layer" if by_layer else cell.recompute,
+        kept_bytes=sum(layer.input for layer in part) * samples * size if by_layer else None,
+        rebuilt_bytes=max(layer.kept - layer.input for layer in part) * samples * size if by_layer else None,
     )
 
 

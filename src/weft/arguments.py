@@ -55,6 +55,16 @@ def byte_count(text: str) -> int:
     return count
 
 
+def recompute(text: str) -> Any:
+    """True, False or "layer", or a list of them."""
+    known = {"true": True, "false": False, "layer": "layer"}
+    parts = text.split(",")
+    if not known.keys() >= set(parts):
+        raise argparse.ArgumentTypeError(f"must be true, false or layer, or several of them (got {text[:40]!r})")
+    choices = [known[part] for part in parts]
+    return choices if len(choices) > 1 else choices[0]
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
@@ -101,8 +111,15 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
     ):
         costs.add_argument(f"--{name}-bytes", type=number, metavar="N", help=f"{words} (default {default})")
     costs.add_argument(
-        "--recompute", action="store_true", default=None, help="keep only inputs, and repeat the forward"
+        "--recompute",
+        nargs="?",
+        const=True,
+        type=recompute,
+        metavar="layer",
+        help="keep only inputs, and repeat the forward: of a chunk, or layer by layer; or one of true, false and layer "
+        "for each chunk, such as layer,true,false",
     )
+    costs.add_argument("--layers", type=number, metavar="N", help="layers of a stage, for --recompute layer")
     costs.add_argument("--latency", type=number, metavar="T", help="time of a message, without its bytes (default 0)")
     costs.add_argument(
         "--bandwidth", type=number, metavar="N", help="bytes per unit of time on a link (default: unlimited)"
@@ -154,9 +171,15 @@ def cost_of(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
         if stage or link:
             raise WeftError(f"--costs holds all costs; leave --{next(iter(stage | link)).replace('_', '-')} out")
         return _from_file(given["costs"], schedule)
+    if "layer" in _listed(given.get("recompute", False)) and "layers" not in given:
+        raise WeftError("--recompute layer needs --layers, the layers of a stage, such as --layers 12")
     if "bandwidth" in given and not given.get("input_bytes"):
         raise WeftError("--bandwidth needs --input-bytes, the size of a message; without it nothing is sent")
     return Cost.uniform(schedule, **stage, link=Link(**link))
+
+
+def _listed(choice: Any) -> list[Any]:
+    return choice if isinstance(choice, list) else [choice]
 
 
 def _from_file(path: str, schedule: Schedule) -> Cost:
@@ -182,4 +205,5 @@ _STAGE = (
     "optimizer_bytes",
     "master_bytes",
     "recompute",
+    "layers",
 )

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from weft.errors import WeftError
-from weft.schedule import Schedule, Weights, schedule
+from weft.schedule import Schedule, Weights, schedule, splits_backwards
 from weft.simulate import ChunkCost, Cost, Link
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved", "zb-h1")
@@ -82,8 +82,11 @@ links = st.builds(
 
 
 @st.composite
-def chunk_costs(draw: st.DrawFn) -> ChunkCost:
+def chunk_costs(draw: st.DrawFn, schedule: Schedule) -> ChunkCost:
+    recompute: Any = draw(st.sampled_from([False, True] + ["layer"] * (not splits_backwards(schedule))))
+    layers = draw(st.sampled_from([1, 2, 4]))
     whole, inputs = sorted((draw(sizes), draw(sizes)), reverse=True)
+    whole *= layers
     return ChunkCost(
         forward=draw(eighths),
         backward_input=draw(eighths),
@@ -95,7 +98,8 @@ def chunk_costs(draw: st.DrawFn) -> ChunkCost:
         gradient_bytes=draw(sizes),
         optimizer_bytes=draw(sizes),
         master_bytes=draw(sizes),
-        recompute=draw(st.booleans()),
+        recompute=recompute,
+        layers=layers,
     )
 
 
@@ -104,7 +108,7 @@ def costs(draw: st.DrawFn, schedule: Schedule) -> Cost:
     """Uneven costs, with different links between several ranks."""
     ranks = st.integers(0, schedule.stages - 1)
     return Cost(
-        chunks=tuple(draw(chunk_costs()) for _ in range(schedule.chunks)),
+        chunks=tuple(draw(chunk_costs(schedule)) for _ in range(schedule.chunks)),
         link=draw(links),
         links=draw(st.dictionaries(st.tuples(ranks, ranks), links, max_size=4)),
     )

@@ -83,11 +83,16 @@ def _activations(cost: Cost, places: dict[Key, int]) -> list[Life]:
     for key, place in places.items():
         chunk = cost.chunks[key.chunk]
         last = places.get(Key("B", *key[1:]), places.get(Key("W", *key[1:]), -1))
-        kept = chunk.input_bytes if chunk.recompute else chunk.activation_bytes
+        kept, again = chunk.activation_bytes, 0.0
+        if chunk.recompute == "layer":
+            kept = chunk.layers * chunk.input_bytes
+            again = chunk.activation_bytes / chunk.layers - chunk.input_bytes
+        elif chunk.recompute:
+            kept, again = chunk.input_bytes, chunk.activation_bytes - chunk.input_bytes
         if key.op == "F":
             lives.append(Life(2 * place, 2 * last, kept))
         elif key.op in "BI":  # the rest is recomputed
-            lives.append(Life(2 * place, 2 * last, chunk.activation_bytes - kept))
+            lives.append(Life(2 * place, 2 * last, again))
     return lives
 
 

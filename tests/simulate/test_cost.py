@@ -55,13 +55,46 @@ def test_latency_is_a_number_from_0(value: Any) -> None:
 def test_switches_are_true_or_false(value: Any) -> None:
     with pytest.raises(WeftError, match=r"^overlap must be true or false"):
         Link(overlap=value)
-    with pytest.raises(WeftError, match=r"^recompute must be true or false"):
+    with pytest.raises(WeftError, match=r'^recompute must be true, false or "layer"'):
         ChunkCost(recompute=value)
 
 
 def test_recompute_needs_the_input_among_the_activations() -> None:
     with pytest.raises(WeftError, match="raise activation_bytes"):
         ChunkCost(recompute=True, activation_bytes=1, input_bytes=2)
+    with pytest.raises(WeftError, match=r"of a layer \(layers: 4, activation_bytes: 7\).*or give rebuilt_bytes"):
+        ChunkCost(recompute="layer", layers=4, activation_bytes=7, input_bytes=2)
+    ChunkCost(recompute="layer", layers=4, activation_bytes=7, input_bytes=2, rebuilt_bytes=1)
+
+
+def test_what_a_recompute_holds() -> None:
+    """The input, then the rest; by layer all inputs, then the rest of one layer; or what is given."""
+    sizes: dict[str, Any] = {"activation_bytes": 24, "input_bytes": 2, "layers": 4}
+    assert ChunkCost(**sizes).held_bytes == (24, 0)
+    assert ChunkCost(**sizes, recompute=True).held_bytes == (2, 22)
+    assert ChunkCost(**sizes, recompute="layer").held_bytes == (8, 4)
+    assert ChunkCost(**sizes, recompute="layer", kept_bytes=9, rebuilt_bytes=7).held_bytes == (9, 7)
+
+
+@pytest.mark.parametrize("value", [0, 0.5, -1, "2", None])
+def test_layers_are_a_number_from_1(value: Any) -> None:
+    with pytest.raises(WeftError, match=r"^layers must be"):
+        ChunkCost(layers=value)
+
+
+def test_layers_are_divided_and_choices_are_per_chunk() -> None:
+    cost = Cost.uniform(PIPE, activation_bytes=8, layers=6, recompute=["layer", True, False, "layer"])
+    assert [chunk.recompute for chunk in cost.chunks] == ["layer", True, False, "layer"]
+    assert {chunk.layers for chunk in cost.chunks} == {3}
+    with pytest.raises(WeftError, match=r"one of them a chunk \(got \['layer'\], chunks: 4\)"):
+        Cost.uniform(PIPE, recompute=["layer"])
+
+
+def test_split_backwards_are_not_recomputed_by_layer() -> None:
+    split = schedule("zb-h1", stages=2, microbatches=4)
+    with pytest.raises(WeftError, match=r"zb-h1 splits backwards.*use recompute=True"):
+        simulate(split, Cost(chunks=(ChunkCost(), ChunkCost(recompute="layer"))))
+    simulate(split, Cost(chunks=(ChunkCost(), ChunkCost(recompute=True))))
 
 
 def test_units_do_not_matter() -> None:
@@ -100,13 +133,13 @@ def test_links_join_existing_ranks(edge: tuple[int, int]) -> None:
 def test_a_cost_file() -> None:
     text = json.dumps(
         {
-            "chunks": [{"forward": 2, "recompute": True}, {}],
+            "chunks": [{"forward": 2, "recompute": True}, {"recompute": "layer", "layers": 3, "kept_bytes": None}],
             "link": {"bandwidth": 8, "overlap": False},
             "links": {"0-1": {"latency": 0.5}},
         }
     )
     assert Cost.from_json(text) == Cost(
-        chunks=(ChunkCost(forward=2, recompute=True), ChunkCost()),
+        chunks=(ChunkCost(forward=2, recompute=True), ChunkCost(recompute="layer", layers=3)),
         link=Link(bandwidth=8, overlap=False),
         links={(0, 1): Link(latency=0.5)},
     )

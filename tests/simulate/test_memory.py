@@ -82,6 +82,19 @@ def test_recompute_keeps_inputs_and_the_activations_of_one_micro_batch() -> None
     assert recomputed.period == 4 * (1 + 3) + 1 + 3
 
 
+def test_recompute_by_layer_keeps_inputs_of_layers_and_the_activations_of_one() -> None:
+    """GPipe holds four inputs of each of m micro-batches; while a backward runs, also the rest of one layer."""
+    pipe = schedule("gpipe", stages=2, microbatches=4)
+    costs: Any = {"activation_bytes": 32.0, "input_bytes": 1.0, "layers": 4.0}
+    by_layer = simulate(pipe, Cost.uniform(pipe, **costs, recompute="layer"))
+    whole = simulate(pipe, Cost.uniform(pipe, **costs, recompute=True))
+    assert [rank.bytes["activations"] for rank in by_layer.memory] == [4 * 4 + 8 - 1] * 2
+    assert [rank.bytes["activations"] for rank in whole.memory] == [4 + 32 - 1] * 2
+    assert by_layer.period == whole.period
+    mixed = simulate(pipe, Cost.uniform(pipe, **costs, recompute=["layer", False]))
+    assert [rank.bytes["activations"] for rank in mixed.memory] == [23, 128]
+
+
 def test_arrived_messages_wait_in_a_buffer() -> None:
     """GPipe's second rank is twice as slow: while it runs the first of four forwards, two more arrive."""
     pipe = schedule("gpipe", stages=2, microbatches=4)

@@ -53,6 +53,7 @@ class Train:
     steps: list[int] = option([], "updates after which the rate falls", least=1)
     betas: list[float] = option([0.9, 0.999], "decay of the averages", least=0, below=1)
     words: list[str] = option(["loss"], "what to show", allowed=["loss", "lr", "bubble"])
+    mixed: bool | str | list[Any] = option(False, "which of them", allowed=[False, True, "some"])
     free: dict[str, Any] = option({}, "anything")
     clip: Clip = option(Clip(), "how gradients are clipped")
     rank: int = option(
@@ -99,6 +100,9 @@ def file(tmp_path: Path) -> Path:
         ("steps", [], []),
         ("betas", [0, 0.5], [0.0, 0.5]),
         ("words", ["lr", "lr"], ["lr", "lr"]),
+        ("mixed", False, False),
+        ("mixed", "some", "some"),
+        ("mixed", [True, "some"], [True, "some"]),
         ("free", {"a": {"b": [1, "c", {"d": True}]}}, {"a": {"b": [1, "c", {"d": True}]}}),
     ],
 )
@@ -134,6 +138,9 @@ def test_a_value_of_the_right_type_is_accepted(key: str, value: Any, read: Any) 
         ("words", "loss", 'train.words must be a list of strings, each one of loss, lr, bubble (got "loss")'),
         ("words", [["loss"]], 'train.words[0] must be one of loss, lr, bubble (got ["loss"])'),
         ("words", ["los"], "train.words[0] must be one of loss, lr, bubble (got \"los\"), did you mean 'loss'?"),
+        ("mixed", 1, "train.mixed must be one of false, true, some (got 1)"),
+        ("mixed", "any", 'train.mixed must be one of false, true, some (got "any")'),
+        ("mixed", [True, 0.5], "train.mixed[1] must be one of false, true, some (got 0.5)"),
         ("free", 3, "train.free must be a table (got 3)"),
         ("clip", 3, "train.clip is a section (got 3); give its keys, such as train.clip.norm"),
     ],
@@ -188,7 +195,7 @@ def test_an_unsupported_type_is_a_programming_error() -> None:
         (
             {"train": {"lrr": 1}},
             "train.lrr: unknown key, did you mean 'train.lr'?; keys of train: lr, dropout, updates, "
-            "nested, note, steps, betas, words, free, clip, rank",
+            "nested, note, steps, betas, words, mixed, free, clip, rank",
         ),
         (
             {"train": {"clip": {"Norms": 1}}},
@@ -472,6 +479,7 @@ note = ""  # a remark
 steps = []  # updates after which the rate falls; at least 1
 betas = [0.9, 0.999]  # decay of the averages; at least 0 and below 1
 words = ["loss"]  # what to show; one of loss, lr, bubble
+mixed = false  # which of them; one of false, true, some
 free = {}  # anything
 rank = 0  # a key behind a section, and with a help that is as long as it can be in one line of a hundred
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,11 @@ WRONG = {
     "train.betas=[0.9, 1.0]": "train.betas must be two numbers",
     "name=a/b": "name must not contain slashes",
     "schedule.layers=[1, 2]": r"schedule.layers needs one number for each chunk \(4 for wpipe",
+    "schedule.recompute=layers": r"schedule.recompute must be one of false, true, layer .*did you mean 'layer'",
+    "schedule.recompute=1": "schedule.recompute must be one of false, true, layer",
+    "schedule.recompute=[true, 1]": r"schedule.recompute\[1\] must be one of false, true, layer",
+    "schedule.recompute=[true]": r"one of them a chunk \(got \[True\], chunks: 4\)",
+    "schedule.recompute=[[true]]": r"one of them a chunk \(got \[\[True\]\], chunks: 4\)",
     "schedule.name=wpip": "did you mean 'wpipe'",
     "schedule.name=missing.csv": "missing.csv",
     "schedule.replicas=3": "schedule.replicas must divide the number of ranks",
@@ -96,6 +102,23 @@ WRONG = {
 def test_a_mistake_is_refused(setting: str) -> None:
     with pytest.raises(WeftError, match=WRONG[setting]):
         job_of(None, ["schedule.ranks=2", setting])
+
+
+@pytest.mark.parametrize("value", ["true", "false", '"layer"', '[true, "layer", false, true]'])
+def test_recompute_of_all_chunks_or_of_each(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f"[schedule]\nranks = 2\nrecompute = {value}\n")
+    job = job_of(str(file))
+    assert job.schedule.recompute == tomllib.loads(f"value = {value}")["value"]
+    assert job == job_of(None, ["schedule.ranks=2", f"schedule.recompute={value}"])
+    assert f"recompute = {value}\n" in to_toml(job)
+    file.write_text(to_toml(job))
+    assert job_of(str(file)) == job
+
+
+def test_split_backwards_are_not_recomputed_by_layer() -> None:
+    with pytest.raises(WeftError, match=r"zb-h1 splits backwards.*use recompute=True"):
+        job_of(None, ["schedule.name=zb-h1", "schedule.recompute=layer"])
 
 
 def test_prediction_is_for_methods_that_have_it() -> None:

@@ -159,7 +159,7 @@ def test_continue_starts_and_resumes(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_resumed_run_keeps_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured times differ; here the second measurement would give another partition."""
     times = [1.0] * 9
-    monkeypatch.setattr("weft.runtime.partition.balance.layer_seconds", lambda layers, example, device: times)
+    monkeypatch.setattr("weft.runtime.partition.balance.layer_seconds", lambda layers, example, **options: times)
     train(schedule__balance="time", train__updates=8)
     assert summary(RUN)["layers"] == [3, 2, 2, 2]
     times[:3] = [9.0] * 3

@@ -16,12 +16,12 @@ from weft.errors import RunError, WeftError
 from weft.runtime import checkpoint
 from weft.runtime.assembly import Settings, assemble
 from weft.runtime.device import current_stream, within_stream
-from weft.runtime.engine import LossFunction, Outputs, RecomputeChoice, Scores, Work, evaluate, feed
+from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
 from weft.runtime.initial import Weights
 from weft.runtime.process import status
 from weft.runtime.report import Report, gather_report, gather_timeline
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
-from weft.schedule import Schedule, Timeline, check_sizes
+from weft.schedule import RecomputeChoice, Schedule, Timeline, check_sizes
 
 SCORES = "its device to compute scores"  # what an evaluation may wait for
 FILE_DEADLINE = 600.0  # seconds in which a save or a load moves no byte

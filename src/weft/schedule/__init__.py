@@ -25,6 +25,13 @@ from weft.schedule.catalog import METHODS, Method, schedule
 from weft.schedule.core import Schedule, check_sizes
 from weft.schedule.csv_format import load_csv, read_csv, torch_can_express, write_csv
 from weft.schedule.lower import Program, Step, lower, prediction_of, shared_weights
+from weft.schedule.recompute import (
+    RecomputeChoice,
+    check_recompute,
+    is_recompute_choice,
+    recompute_choices,
+    splits_backwards,
+)
 from weft.schedule.timeline import Block, Timeline
 from weft.schedule.user_schedule import load_schedule_function
 from weft.schedule.verify import RULES, Verdict, verify, verify_program
@@ -44,6 +51,7 @@ __all__ = [
     "Method",
     "Op",
     "Program",
+    "RecomputeChoice",
     "Rows",
     "Schedule",
     "Step",
@@ -54,8 +62,10 @@ __all__ = [
     "Weights",
     "alternate",
     "as_rows",
+    "check_recompute",
     "check_sizes",
     "is_any",
+    "is_recompute_choice",
     "join",
     "load_csv",
     "load_schedule_function",
@@ -63,8 +73,10 @@ __all__ = [
     "pair_up",
     "prediction_of",
     "read_csv",
+    "recompute_choices",
     "schedule",
     "shared_weights",
+    "splits_backwards",
     "torch_can_express",
     "verify",
     "verify_program",

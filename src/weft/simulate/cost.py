@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import WeftError
-from weft.schedule import Op, Schedule
+from weft.schedule import Op, RecomputeChoice, Schedule, is_recompute_choice, recompute_choices
 from weft.text import did_you_mean
 
 LEAST, LARGEST = 1e-100, 1e100  # of any cost except 0, so that sums and quotients stay finite
@@ -26,9 +26,12 @@ class ChunkCost:
     """Time and memory of one micro-batch in one chunk.
 
     `input_bytes` is the size of the message to this chunk (and of the gradient that it sends back). A forward keeps
-    `activation_bytes` for its backward, which include the input. With `recompute`, a forward keeps only its input,
-    and the backward runs the forward again. `weight_bytes` are those of one version, as passes read it; with mixed
-    precision, it is rounded from the masters.
+    `activation_bytes` for its backward, which include the input. `weight_bytes` are those of one version, as passes
+    read it; with mixed precision, it is rounded from the masters.
+
+    With `recompute`, a forward keeps `kept_bytes` (its input), and the backward runs it again, which adds
+    `rebuilt_bytes` (the rest of the activations). With "layer", it keeps the input of each of its `layers`, and the
+    backward runs one layer after the other again (so it adds the rest of the activations of one).
     """
 
     forward: float = 1.0
@@ -41,15 +44,31 @@ class ChunkCost:
     gradient_bytes: float = 1.0
     optimizer_bytes: float = 2.0
     master_bytes: float = 0.0
-    recompute: bool = False
+    recompute: RecomputeChoice = False
+    layers: float = 1.0
+    kept_bytes: float | None = None
+    rebuilt_bytes: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.recompute and self.input_bytes > self.activation_bytes:
+        if self.layers < 1:
+            raise WeftError(f"layers must be 1 or more (got {self.layers})")
+        if self.recompute and self.held_bytes[1] < 0:
+            by_layer = f" of a layer (layers: {self.layers}," if self.recompute == "layer" else " ("
             raise WeftError(
-                f"activations include the input (activation_bytes: {self.activation_bytes}, input_bytes: "
-                f"{self.input_bytes}); raise activation_bytes"
+                f"the activations{by_layer} activation_bytes: {self.activation_bytes}) include the input "
+                f"(input_bytes: {self.input_bytes}); raise activation_bytes, or give rebuilt_bytes"
             )
+
+    @property
+    def held_bytes(self) -> tuple[float, float]:
+        """What a micro-batch holds between its forward and its backward, and what the backward adds."""
+        if not self.recompute:
+            return self.activation_bytes, 0.0
+        layers = self.layers if self.recompute == "layer" else 1
+        kept = layers * self.input_bytes if self.kept_bytes is None else self.kept_bytes
+        rest = self.activation_bytes / layers - self.input_bytes
+        return kept, rest if self.rebuilt_bytes is None else self.rebuilt_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +108,15 @@ class Cost:
         gradient_bytes: float = 1.0,
         optimizer_bytes: float = 2.0,
         master_bytes: float = 0.0,
-        recompute: bool = False,
+        recompute: RecomputeChoice | Sequence[RecomputeChoice] = False,
+        layers: float = 1.0,
         link: Link | None = None,
     ) -> Cost:
-        """Equal stages. Times and bytes are those of a whole stage and are divided among its chunks, except
-        `input_bytes`: the message from one chunk to the next is the same wherever the model is cut."""
+        """Equal stages. Times, bytes and layers are those of a whole stage and are divided among its chunks, except
+        `input_bytes`: the message from one chunk to the next is the same wherever the model is cut.
+
+        `recompute` is a choice for all chunks, or a list with one for each.
+        """
         whole = ChunkCost(
             forward=forward,
             backward_input=backward,  # halved below, after it has been checked to be a number
@@ -105,9 +128,10 @@ class Cost:
             gradient_bytes=gradient_bytes,
             optimizer_bytes=optimizer_bytes,
             master_bytes=master_bytes,
+            layers=layers,
         )
 
-        def cost_of_part(parts: int) -> ChunkCost:
+        def cost_of_part(parts: int, choice: RecomputeChoice) -> ChunkCost:
             return ChunkCost(
                 forward=whole.forward / parts,
                 backward_input=whole.backward_input / 2 / parts,
@@ -119,12 +143,15 @@ class Cost:
                 gradient_bytes=whole.gradient_bytes / parts,
                 optimizer_bytes=whole.optimizer_bytes / parts,
                 master_bytes=whole.master_bytes / parts,
-                recompute=recompute,
+                recompute=choice,
+                layers=max(1.0, whole.layers / parts),
             )
 
         held = [schedule.placement.count(rank) for rank in range(schedule.stages)]
-        costs = {parts: cost_of_part(parts) for parts in set(held) if parts}
-        return cls(chunks=tuple(costs[held[rank]] for rank in schedule.placement), link=link or Link())
+        choices = recompute_choices(recompute, schedule)
+        kinds = [(held[rank], choice) for rank, choice in zip(schedule.placement, choices, strict=True)]
+        costs = {kind: cost_of_part(*kind) for kind in set(kinds)}
+        return cls(chunks=tuple(costs[kind] for kind in kinds), link=link or Link())
 
     @classmethod
     def from_json(cls, text: str) -> Cost:
@@ -151,6 +178,7 @@ class Cost:
                 f"costs need one entry per chunk (entries: {len(self.chunks)}, chunks of {schedule.title}: "
                 f"{schedule.chunks})"
             )
+        recompute_choices([chunk.recompute for chunk in self.chunks], schedule)
         for edge in self.links:
             if not all(0 <= rank < schedule.stages for rank in edge):
                 raise WeftError(f"links join ranks 0 to {schedule.stages - 1} (got {edge[0]}-{edge[1]})")
@@ -197,10 +225,13 @@ def _edge(text: str) -> tuple[int, int]:
 def _check(cost: ChunkCost | Link) -> None:
     for entry in fields(cost):
         value = getattr(cost, entry.name)
-        if entry.type == "bool":
+        if entry.name == "recompute":
+            if not is_recompute_choice(value):
+                raise WeftError(f'recompute must be true, false or "layer" (got {value!r})')
+        elif entry.type == "bool":
             if not isinstance(value, bool):
                 raise WeftError(f"{entry.name} must be true or false (got {value!r})")
-        elif entry.name == "bandwidth" and value == math.inf:
+        elif (entry.name == "bandwidth" and value == math.inf) or (value is None and "None" in str(entry.type)):
             continue
         elif (
             isinstance(value, bool)

@@ -6,7 +6,7 @@ extra_versions   older versions that will still be read
 gradients        of a chunk, from a mini-batch's first weight gradient in it (B or W) to its update
 optimizer        the state of the optimizer
 activations      from the start of a forward to the end of its backward (with recompute: only the input until the
-                 backward starts)
+                 backward starts; by layer: the inputs of all layers, and from then on one layer more)
 buffers          inputs that have arrived and wait for their action, also from a chunk of the same rank; predicted
                  weights while they are used
 """
@@ -71,11 +71,11 @@ class _Sizes:
         def column(name: str) -> Floats:
             return np.array([getattr(chunk, name) for chunk in cost.chunks], np.float64)
 
-        whole, inputs = column("activation_bytes"), column("input_bytes")
-        kept = np.where(column("recompute"), inputs, whole)  # between forward and backward
+        inputs = column("input_bytes")
+        kept, rebuilt = np.array([chunk.held_bytes for chunk in cost.chunks], np.float64).T
         keeps, drops, handed = (np.zeros(program.needs.shape) for _ in range(3))
-        keeps[Op.F], keeps[Op.B], keeps[Op.I] = kept, whole - kept, whole - kept
-        drops[RETIRING, :] = whole
+        keeps[Op.F], keeps[Op.B], keeps[Op.I] = kept, rebuilt, rebuilt
+        drops[RETIRING, :] = kept + rebuilt
         handed[Op.F, 1:] = inputs[1:]
         handed[BACKWARDS, :-1] = inputs[1:]
         op = np.repeat(np.arange(len(Op), dtype=np.int8), len(cost.chunks))

@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.environment import is_rank
 from weft.errors import WeftError
-from weft.schedule import METHODS, Schedule, load_csv, load_schedule_function, verify
+from weft.schedule import METHODS, Schedule, load_csv, load_schedule_function, recompute_choices, verify
 from weft.schedule import schedule as by_name
 from weft.text import did_you_mean
 from weft.train.config import load, option, tagged
@@ -51,7 +51,12 @@ class ScheduleChoice:
     extrapolation: str = option("linear", "how weights are predicted", allowed=("linear", "decayed"))
     cure: str = option("none", "cure for stale weights", allowed=("none", "pipemare", "gapaware"))
     anneal: int = option(1000, "pipemare: updates until all chunks have the full learning rate", least=1)
-    recompute: bool = option(False, "keep only the inputs of a chunk, and repeat its forward in the backward")
+    recompute: bool | str | list[Any] = option(
+        False,
+        "keep only the inputs of a chunk (true) or of its layers (layer), and repeat the forward in the backward; "
+        "a list: of each chunk",
+        allowed=(False, True, "layer"),
+    )
     balance: str = option("parameters", "what is balanced between chunks", allowed=("parameters", "time"))
     layers: list[int] = option([], "number of layers of each chunk; empty: balanced", least=1)
     deadline: float = option(60.0, "seconds that a rank waits for another rank before the run fails", above=0)
@@ -208,6 +213,7 @@ def check(job: Job) -> None:
         raise WeftError(f"train.betas must be two numbers of at least 0 and below 1 (got {train.betas})")
     if any(sign in job.name for sign in "/\\") or job.name in (".", ".."):
         raise WeftError(f"name must not contain slashes (got {job.name!r}); set log.folder to choose the place")
+    recompute_choices(job.schedule.recompute, schedule)  # type: ignore[arg-type]  # which checks it
     if job.schedule.layers and len(job.schedule.layers) != schedule.chunks:
         raise WeftError(
             f"schedule.layers needs one number for each chunk ({schedule.chunks} for {schedule.title}; "

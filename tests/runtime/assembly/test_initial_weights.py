@@ -232,3 +232,40 @@ def test_a_cut_model_is_made_where_it_is_held(balance: object) -> None:
     made = virtual(model, schedule="1f1b", **options)
     assert made == virtual(plain_model, schedule="1f1b", **options)
     assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+class Marked(Tiny):
+    """It has no buffer, and is cut at a mark."""
+
+    def __init__(self, *, constant: bool = False) -> None:
+        super().__init__()
+        self.constant = constant
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens) + torch.arange(tokens.shape[1], device=tokens.device)[:, None] / 5
+        if self.constant:
+            hidden = hidden * torch.tensor([2.0], device=tokens.device)
+        hidden = weft.cut(self.inner(hidden).relu())
+        return self.output(self.norm(hidden))  # type: ignore[no-any-return]
+
+
+def exported(*, constant: bool = False) -> Any:
+    """A program that was exported on the meta device."""
+    with torch.device("meta"):
+        return torch.export.export(Marked(constant=constant), (torch.zeros(4, 5, dtype=torch.int64),))
+
+
+def test_a_program_that_was_exported_on_the_meta_device_takes_weights(tmp_path: Path) -> None:
+    with weft.on_meta():
+        real = weft.materialize(Marked(), seed=5)
+    state = {name: tensor for name, tensor in real.state_dict().items() if name != "output.weight"}
+    save_file(state, tmp_path / "model.safetensors")
+    options = {"schedule": "1f1b", "balance": [1, 1]}
+    made = virtual(exported(), weights=tmp_path, **options)
+    expected = virtual(real, cut=["norm"], example=torch.zeros(4, 5, dtype=torch.int64), **options)
+    assert made == {name: expected[name] for name in made}
+
+
+def test_constants_that_are_lost_are_refused() -> None:
+    with pytest.raises(WeftError, match="exported on the meta device has lost the value of its constant"):
+        pipeline(exported(constant=True), stages=2)

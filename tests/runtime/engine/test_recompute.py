@@ -38,7 +38,6 @@ from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import recompute as engine
 from weft.runtime.engine.in_flight import KeptInputs
 from weft.runtime.tree import unflatten
-from weft.schedule import lower
 
 Choice = bool | Literal["layer"]
 
@@ -520,7 +519,9 @@ def test_a_cut_model_with_checkpointing_is_recomputed_by_layer(
 )
 def test_what_checkpointing_becomes(method: str, given: Any, expected: Any) -> None:
     chosen = Settings(loss_fn=functional.mse_loss, optimizer=sgd, recompute=given)
-    program = lower(weft.schedule(method, stages=2, microbatches=2))
-    found = recompute_for(chosen, program, checkpointing=True)
-    assert found == (expected if isinstance(expected, list) else [expected] * program.schedule.chunks)
-    assert recompute_for(chosen, program, checkpointing=False) == (found if given is not None else [False] * len(found))
+    schedule = weft.schedule(method, stages=2, microbatches=2)
+    found = recompute_for(chosen, schedule, checkpointing=True)
+    assert found == (expected if isinstance(expected, list) else [expected] * schedule.chunks)
+    assert recompute_for(chosen, schedule, checkpointing=False) == (
+        found if given is not None else [False] * len(found)
+    )

@@ -13,7 +13,7 @@ from weft.runtime.assembly.description import describe_loss, describe_updates, v
 from weft.runtime.assembly.dtypes import check_dtypes
 from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
-from weft.runtime.assembly.settings import Settings, check_passes
+from weft.runtime.assembly.settings import Settings, check_weights
 from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
 from weft.runtime.engine import PRECISIONS, Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
@@ -66,10 +66,10 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     schedule = resolve.schedule_for(settings)
     program = lower(schedule)
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
-    whole = layered_model(model, cut=settings.cut, example=settings.example)
-    recompute = resolve.recompute_for(settings, program, checkpointing=whole.checkpointing)
     precision = PRECISIONS[settings.precision or "fp32"]
-    check_passes(program, recompute=recompute, precision=precision)
+    whole = layered_model(model, cut=settings.cut, example=settings.example, dtype=precision.weights)
+    recompute = resolve.recompute_for(settings, schedule, checkpointing=whole.checkpointing)
+    check_weights(program, recompute=recompute, precision=precision)
     check_dtypes(whole, precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
@@ -82,7 +82,14 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
         device=device,
         collectives=collectives,
     )
-    counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example, device=device)
+    counts = chunk_layers(
+        settings.balance,
+        whole.layers,
+        schedule.chunks,
+        example=settings.example,
+        device=device,
+        dtypes=whole.dtypes,
+    )
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
     compared = {"schedule": write_csv(schedule)} | settings.compared()
     compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}

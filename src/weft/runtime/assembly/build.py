@@ -12,11 +12,11 @@ from torch.nn import Parameter
 
 from weft.runtime.assembly.layout import Holders, Layout
 from weft.runtime.assembly.settings import Settings
-from weft.runtime.engine import Chunk, ComputeSettings, RecomputeChoice
+from weft.runtime.engine import Chunk, ComputeSettings
 from weft.runtime.partition import named_tensors
 from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
 from weft.runtime.weights import FrozenWeights, ParameterSet, Place
-from weft.schedule import Op, Program
+from weft.schedule import Op, Program, RecomputeChoice
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,6 @@ def build_chunk(
     state: dict[str, Place] = {}
     masters: dict[str, Tensor] = {}
     dtypes: dict[int, torch.dtype] = {}  # of what passes read
-    low_precision = compute.precision.weights
     move_layers(layers, compute.device)
     for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
         for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
@@ -69,12 +68,11 @@ def build_chunk(
             if entry.trained:
                 member = sets[entry.holders].setdefault(id(tensor), (entry.names, []))
                 member[1].append((owner, attribute))
-            if low_precision is not None and isinstance(tensor, Parameter):
-                dtypes[id(tensor)] = low_precision if entry.rounds else tensor.dtype
-                if entry.trained or dtypes[id(tensor)] != tensor.dtype:
-                    masters |= dict.fromkeys(entry.names, tensor)
-                if not entry.trained and dtypes[id(tensor)] != tensor.dtype:
-                    frozen.setdefault(id(tensor), (tensor, []))[1].append((owner, attribute))
+            elif isinstance(tensor, Parameter) and entry.dtype != tensor.dtype:
+                frozen.setdefault(id(tensor), (tensor, []))[1].append((owner, attribute))
+            if id(tensor) in frozen or (entry.trained and compute.precision.weights is not None):
+                masters |= dict.fromkeys(entry.names, tensor)
+                dtypes[id(tensor)] = entry.dtype
     chunk = Chunk(
         number=number,
         first_layer=layout.ranges[number].start,
@@ -99,7 +97,7 @@ def build_chunk(
                 predicts=predicts if _predicts(program, number) else None,
                 cure=cure,
                 delay=mean_delay(program, number),
-                dtypes=[dtypes[tensor] for tensor, _ in members] if dtypes else None,
+                dtypes=None if compute.precision.weights is None else [dtypes[tensor] for tensor, _ in members],
             )
         )
         if predicts is not None:  # every rank refuses an optimizer, even one that predicts nothing

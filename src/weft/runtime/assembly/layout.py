@@ -24,13 +24,13 @@ Holders: TypeAlias = "tuple[int, ...]"  # the chunks that share a parameter; () 
 class Entry(NamedTuple):
     """A parameter or buffer of a layer: its names in the model, whether it is trained, and who shares it.
 
-    `rounds`: with mixed precision, passes read it rounded.
+    `dtype` is that in which passes read it.
     """
 
     names: list[str]
     trained: bool
     holders: Holders
-    rounds: bool
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,8 @@ def layout_of(model: LayeredModel, counts: Sequence[int], program: Program) -> L
     def entry(tensor: Tensor) -> Entry:
         trained = isinstance(tensor, Parameter) and tensor.requires_grad
         chunks = tuple(sorted(users[id(tensor)]))
-        rounds = isinstance(tensor, Parameter) and tensor.is_floating_point() and id(tensor) not in model.full_precision
-        return Entry(names[id(tensor)], trained, chunks if trained and len(chunks) > 1 else (), rounds)
+        holders = chunks if trained and len(chunks) > 1 else ()
+        return Entry(names[id(tensor)], trained, holders, model.dtypes.of(tensor))
 
     entries = [[entry(tensor) for _, _, tensor in named_tensors(layer)] for layer in model.layers]
     ties = sorted({entry.holders for layer in entries for entry in layer if entry.holders})

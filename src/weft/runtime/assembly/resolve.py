@@ -17,10 +17,18 @@ from weft.runtime.assembly.devices import RankDevice, check_devices, describe_de
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.comm import Collectives, InProcessTransport, ProcessTransport, Transport
 from weft.runtime.device import choose_device, device_identity, gather_facts, use_device
-from weft.runtime.engine import RecomputeChoice
 from weft.runtime.process import hang_dump, this_rank, watch_parent
 from weft.runtime.update import PredictionOptions
-from weft.schedule import METHODS, Op, Program, Schedule, check_sizes, lower
+from weft.schedule import (
+    METHODS,
+    Program,
+    RecomputeChoice,
+    Schedule,
+    check_sizes,
+    lower,
+    recompute_choices,
+    splits_backwards,
+)
 from weft.schedule import schedule as named_schedule
 
 DEVICES = "choose their devices"  # purpose of collective calls
@@ -105,22 +113,18 @@ def prediction_for(program: Program, predict: Mapping[str, str]) -> PredictionOp
     return PredictionOptions(**{name: predict[name] for name in ("bias", "extrapolation") if name in predict})
 
 
-def recompute_for(settings: Settings, program: Program, *, checkpointing: bool) -> list[RecomputeChoice]:
+def recompute_for(settings: Settings, schedule: Schedule, *, checkpointing: bool) -> list[RecomputeChoice]:
     """How each chunk is recomputed: as asked for, or else as a cut model with gradient checkpointing asks for it."""
-    chunks = program.schedule.chunks
     if settings.recompute is not None or not checkpointing:
-        return settings.recompute_of(chunks)
-    default: RecomputeChoice = "layer"
-    if program.schedule.weights.backward != "forward":
-        default = False
-        outcome = f"is off: {program.schedule.name} runs backwards at other weights than their forwards"
-    else:
-        if (program.op == Op.I).any():
-            default = True
-        outcome = f"becomes recompute={default!r}; give recompute= to choose another"
+        return recompute_choices(settings.recompute or False, schedule)
+    choice: RecomputeChoice = True if splits_backwards(schedule) else "layer"
+    outcome = f"becomes recompute={choice!r}; give recompute= to choose another"
+    if schedule.weights.backward != "forward":
+        choice = False
+        outcome = f"is off, since {schedule.name} runs backwards at other weights than their forwards"
     if is_first():
         say_once(f"a model that is cut loses its gradient checkpointing, which {outcome}")
-    return settings.recompute_of(chunks, default=default)
+    return recompute_choices(choice, schedule)
 
 
 def collectives_for(settings: Settings) -> Collectives:

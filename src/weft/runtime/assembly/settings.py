@@ -15,10 +15,10 @@ from torch import nn
 
 from weft.errors import WeftError
 from weft.runtime.device import check_device
-from weft.runtime.engine import PRECISIONS, LossFunction, Precision, RecomputeChoice
+from weft.runtime.engine import PRECISIONS, LossFunction, Precision
 from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
-from weft.schedule import Op, Program, Schedule, check_sizes
+from weft.schedule import Program, RecomputeChoice, Schedule, check_recompute, check_sizes
 from weft.text import did_you_mean
 
 PREDICT = {
@@ -56,15 +56,9 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _is_recompute(choice: Any) -> bool:
-    return isinstance(choice, bool) or choice == "layer"
-
-
 def _check_recompute(recompute: Any) -> None:
-    if recompute is None or _is_recompute(recompute):
-        return
-    if isinstance(recompute, str) or not isinstance(recompute, Sequence):
-        raise WeftError(f'recompute is true, false or "layer", or one of them a chunk (got {recompute!r})')
+    if recompute is not None:
+        check_recompute(recompute)
 
 
 def _check_clip_norm(clip_norm: Any) -> None:
@@ -167,17 +161,6 @@ class Settings:
         """The options that a checkpoint records."""
         return {option.name: getattr(self, option.name) for option in fields(self) if option.metadata["about"]}
 
-    def recompute_of(self, chunks: int, *, default: RecomputeChoice = False) -> list[RecomputeChoice]:
-        """How each chunk is recomputed."""
-        chosen = default if self.recompute is None else self.recompute
-        if isinstance(chosen, bool | str):
-            return [chosen] * chunks
-        if len(chosen) != chunks or not all(map(_is_recompute, chosen)):
-            raise WeftError(
-                f'recompute is true, false or "layer", or one of them a chunk (got {list(chosen)}, chunks: {chunks})'
-            )
-        return list(chosen)
-
 
 def _plain(value: Any) -> Any:
     """A value that JSON keeps as it is, and that compares by content."""
@@ -188,15 +171,9 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def check_passes(program: Program, *, recompute: Sequence[RecomputeChoice], precision: Precision) -> None:
-    """Refuse options that do not work with the backwards of a schedule."""
+def check_weights(program: Program, *, recompute: Sequence[RecomputeChoice], precision: Precision) -> None:
+    """Refuse options that do not work with the weights that a schedule reads."""
     schedule = program.schedule
-    if "layer" in recompute and (program.op == Op.I).any():
-        raise WeftError(
-            f"{schedule.name} splits backwards and computes gradients of weights later, from the graph of the whole "
-            'chunk, so recompute="layer" would save nothing; use recompute=True, or a schedule with whole backwards, '
-            "such as 1f1b"
-        )
     if schedule.weights.backward == "forward":
         return
     rule = f"{schedule.name} runs backwards at other weights than their forwards"

@@ -27,6 +27,9 @@ class CheckpointWeights:
         with refusing_errors(self._checkpoint):
             self._keys: dict[str, str] = dict(self._checkpoint.state["model"])
 
+    def __str__(self) -> str:
+        return f"checkpoint {self._checkpoint.path}"
+
     def names(self) -> KeysView[str]:
         return self._keys.keys()
 

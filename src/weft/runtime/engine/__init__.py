@@ -10,7 +10,6 @@ from weft.runtime.engine.evaluation import Outputs, Scores, evaluate
 from weft.runtime.engine.feeding import feed
 from weft.runtime.engine.precision import PRECISIONS, Precision
 from weft.runtime.engine.randomness import Seeds
-from weft.runtime.engine.recompute import RecomputeChoice
 from weft.runtime.engine.worker import Worker
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "LossFunction",
     "Outputs",
     "Precision",
-    "RecomputeChoice",
     "Scores",
     "Seeds",
     "TurnTaking",

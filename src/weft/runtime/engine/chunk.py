@@ -17,12 +17,13 @@ from weft.runtime.engine.held_bytes import ByteCount, HeldBytes, NoCount
 from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.engine.precision import Precision
 from weft.runtime.engine.randomness import Seeds, mix
-from weft.runtime.engine.recompute import Recompute, RecomputeChoice, Segment, needing_gradients, paired
+from weft.runtime.engine.recompute import Recompute, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
 from weft.runtime.partition import call_layer, named_tensors
 from weft.runtime.tree import flatten, unflatten
 from weft.runtime.weights import FrozenWeights, Leaves, ParameterSet
+from weft.schedule import RecomputeChoice
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 Shapes: TypeAlias = "tuple[tuple[torch.Size, torch.dtype, bool], ...]"  # of all inputs of a chunk
@@ -134,7 +135,7 @@ class Chunk:
         with compute.computing():
             for number, layer in enumerate(segment.layers, segment.first_layer):
                 compute.seeds.set(mix(*place, number))
-                value = call_layer(layer, compute.precision.layer_input(value))
+                value = call_layer(layer, compute.precision.layer_input(layer, value))
         return compute.precision.model_output(value) if segment.computes_loss else value
 
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:

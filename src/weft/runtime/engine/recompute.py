@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ from weft.runtime.engine.in_flight import InFlight, KeptInputs
 from weft.runtime.partition import named_tensors
 from weft.runtime.tree import flatten
 from weft.runtime.weights import Leaves, ParameterSet, Place
-
-RecomputeChoice: TypeAlias = "bool | Literal['layer']"  # of a chunk: as a whole or not, or layer by layer
 
 
 class Segment:

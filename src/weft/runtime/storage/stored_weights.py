@@ -33,6 +33,9 @@ class StoredWeights:
             self._folder = self.path if is_folder else self.path.parent
             self._files = self._find() if is_folder else self._tensors_of([self.path.name])
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     def names(self) -> KeysView[str]:
         return self._files.keys()
 

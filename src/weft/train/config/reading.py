@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from weft.errors import WeftError
 from weft.text import did_you_mean
-from weft.train.config.schema import Rule, describe, format_value, join, keys_of
+from weft.train.config.schema import MIXED, Rule, describe, format_value, join, keys_of
 
 T = TypeVar("T")
 
@@ -48,8 +48,8 @@ def check_value(kind: Any, rule: Rule, raw: Any, path: str, source: str = "") ->
     value, source = (raw.read(kind), "--set ") if isinstance(raw, _SetText) else (raw, source)
     if kind in (Any, dict[str, Any]) and isinstance(value, Mapping):
         return {str(key): check_value(Any, rule, item, join(path, str(key)), source) for key, item in value.items()}
-    if (kind is Any or get_origin(kind) is list) and isinstance(value, list | tuple):
-        element = next(iter(get_args(kind)), Any)
+    if (kind in (Any, MIXED) or get_origin(kind) is list) and isinstance(value, list | tuple):
+        element = kind if kind == MIXED else next(iter(get_args(kind)), Any)
         return [check_value(element, rule, item, f"{path}[{index}]", source) for index, item in enumerate(value)]
     if not rule.admits(kind, value):
         hint = did_you_mean(str(value), map(str, rule.allowed or ()))

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, get_origin, get_type_hints
 
+MIXED: Any = bool | str | list[Any]
 KINDS: dict[Any, str] = {
     bool: "true or false",
+    MIXED: "true, false or a string, or a list of them",
     int: "a whole number",
     float: "a number",
     str: "a string",
@@ -37,8 +39,9 @@ class Rule:
     custom: type | None = None
 
     def admits(self, kind: Any, value: Any) -> bool:
-        types: Any = {float: (int, float), Any: (bool, int, float, str)}.get(kind, () if get_origin(kind) else kind)
-        if not isinstance(value, types) or (isinstance(value, bool) and kind not in (bool, Any)):
+        several: Any = {float: (int, float), MIXED: (bool, str), Any: (bool, int, float, str)}
+        types = several.get(kind, () if get_origin(kind) else kind)
+        if not isinstance(value, types) or (isinstance(value, bool) and kind not in (bool, MIXED, Any)):
             return False
         if kind is float and (self.finite or isinstance(value, int)) and not abs(value) <= sys.float_info.max:
             return False
@@ -57,7 +60,8 @@ class Rule:
         if self.allowed is None:
             return " and ".join(f"{word} {bound}" for word, bound in self.bounds.items())
         function = ", or package.module:function, or file.py:function" if self.custom else ""
-        return f"one of {', '.join(str(value) or format_value(value) for value in self.allowed)}{function}"
+        plain = [value if isinstance(value, str) and value else format_value(value) for value in self.allowed]
+        return f"one of {', '.join(plain)}{function}"
 
     def describe(self, kind: Any) -> str:
         """Type and limits, to follow "must be"."""

@@ -42,6 +42,9 @@ class HuggingFaceWeights:
         for entry in self._entries.values():
             self._check_shape(entry, state[entry.ours])
 
+    def __str__(self) -> str:
+        return str(self._stored)
+
     def names(self) -> Collection[str]:
         return self._entries.keys()
 

@@ -1,0 +1,44 @@
+"""Which chunks of a schedule are recomputed: not at all, as a whole, or layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from weft.errors import WeftError
+from weft.schedule.actions import Op
+from weft.schedule.core import Schedule
+
+RecomputeChoice: TypeAlias = "bool | Literal['layer']"  # of one chunk
+
+
+def is_recompute_choice(value: Any) -> bool:
+    return isinstance(value, bool) or value == "layer"
+
+
+def check_recompute(value: Any) -> None:
+    """Refuse what is neither a choice nor a list."""
+    if not is_recompute_choice(value) and (isinstance(value, str) or not isinstance(value, Sequence)):
+        raise WeftError(f'recompute is true, false or "layer", or one of them a chunk (got {value!r})')
+
+
+def splits_backwards(schedule: Schedule) -> bool:
+    """Whether some backward runs in two halves, I and W."""
+    return any(bool((stream["op"] == Op.I).any()) for stream in schedule.streams)
+
+
+def recompute_choices(given: RecomputeChoice | Sequence[RecomputeChoice], schedule: Schedule) -> list[RecomputeChoice]:
+    """The choice of each chunk."""
+    check_recompute(given)
+    choices = [given] * schedule.chunks if isinstance(given, bool | str) else list(given)
+    if len(choices) != schedule.chunks or not all(map(is_recompute_choice, choices)):
+        raise WeftError(
+            f'recompute is true, false or "layer", or one of them a chunk (got {choices}, chunks: {schedule.chunks})'
+        )
+    if "layer" in choices and splits_backwards(schedule):
+        raise WeftError(
+            f"{schedule.name} splits backwards and computes gradients of weights later, from the graph of the whole "
+            'chunk, so recompute="layer" would save nothing; use recompute=True, or a schedule with whole backwards, '
+            "such as 1f1b"
+        )
+    return choices
