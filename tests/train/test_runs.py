@@ -3,9 +3,10 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.train.jobs import lines, same, summary, train, weights
+from tests.train.jobs import TINY, lines, same, summary, train, weights
 from torch import nn
 
 from weft.cli import main
@@ -90,6 +91,34 @@ def test_a_resumed_run_initializes_no_weights(monkeypatch: pytest.MonkeyPatch) -
     assert len(initialized) == 9
     assert train("--continue", train__updates=16) == 0
     assert len(initialized) == 9
+
+
+META_MODEL = """
+import weft
+from torch import nn
+
+def build(spec):
+    with weft.on_meta():
+        return [nn.Linear(spec.features, 8), *(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, spec.classes)]
+"""
+
+
+def test_a_run_of_a_custom_model_on_the_meta_device() -> None:
+    """Its weights depend on nothing but the job, and a resumed run is identical."""
+    Path("meta_model.py").write_text(META_MODEL)
+    changed = {"model.name": "meta_model.py:build", "train.updates": 8, "checkpoint.every": 4, "evaluate.every": 4}
+    data = {key: value for key, value in TINY.items() if not key.startswith("model.")}
+
+    def run(name: str, *more: str, **changes: Any) -> dict[str, Any]:
+        settings = data | changed | {"name": name, "schedule.virtual": True} | changes
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        assert main(["train", *sets, *more]) == 0
+        return weights(Path("runs") / name)
+
+    whole = run("whole")
+    assert same(run("again"), whole)
+    run("resumed", **{"train.updates": 4})
+    assert same(run("resumed", "--continue"), whole)
 
 
 def test_a_run_resumes_under_another_schedule() -> None:

@@ -158,6 +158,25 @@ def test_a_pipeline_reads_what_save_pretrained_wrote(kind: str, tmp_path: Path) 
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama-tied"])
+def test_files_of_a_model_without_its_head(kind: str, tmp_path: Path) -> None:
+    """Published ones have other names (`wte.weight`); a tied head needs no more."""
+    plain = build(kind)
+    plain.base_model.save_pretrained(tmp_path / "base")
+    plain.save_pretrained(tmp_path / "whole")
+    with_head = weft.materialize(on_meta(kind), weights=tmp_path / "base")
+    without = weft.materialize(on_meta(kind).base_model, weights=tmp_path / "whole")
+    for made, expected in ((with_head, plain), (without, plain.base_model)):
+        state = made.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.state_dict().items())
+
+
+def test_a_missing_head_is_refused(tmp_path: Path) -> None:
+    build("llama").base_model.save_pretrained(tmp_path)
+    with pytest.raises(WeftError, match=r"has no lm_head\.weight \(missing: 1\)"):
+        weft.materialize(on_meta("llama"), weights=tmp_path)
+
+
 def test_a_pipeline_trains_a_model_from_a_config() -> None:
     inputs, target = {"input_ids": tokens()}, torch.zeros(4, 7, 50)
     with pipeline(on_meta("gpt2"), cut=blocks("gpt2"), example=inputs, seed=2) as pipe:

@@ -13,6 +13,7 @@ import torch
 from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch, real_net
 from torch import nn
 
+import weft
 from weft.errors import WeftError
 from weft.train.config import section
 from weft.train.data_spec import DataSpec
@@ -246,6 +247,7 @@ def test_models_that_do_not_fit_the_data_are_refused(options: Any, spec: DataSpe
 
 
 USER_CODE = """
+import weft
 from torch import nn
 from weft.train.models import Net
 
@@ -254,6 +256,13 @@ def layers(width, spec):
 
 def earlier(width, facts):
     return layers(width, facts)
+
+def on_meta(width, spec):
+    def ones(module):
+        if isinstance(module, nn.Linear):
+            nn.init.ones_(module.weight)
+    with weft.on_meta():
+        return Net(model=nn.Sequential(*layers(width, spec)), weights=ones)
 
 def whole(width):
     def loss(output, target):
@@ -279,6 +288,17 @@ def test_a_custom_model(tmp_path: Path) -> None:
     assert net.loss_fn(torch.ones(3), None) == 3
     with pytest.raises(WeftError, match=r"must return an nn.Module.*\(got int\)"):
         build_model(CustomModel(name=f"{file}:nothing"), VALUES, seed=0)
+
+
+def test_a_custom_model_without_weights(tmp_path: Path) -> None:
+    """The function builds it on the meta device, and may say how it is initialized."""
+    file = tmp_path / "user_file.py"
+    file.write_text(USER_CODE)
+    net = build_model(CustomModel(name=f"{file}:on_meta", options={"width": 4}), VALUES, seed=0)
+    assert net.model[0].weight.is_meta
+    model = weft.materialize(net.model, weights=net.weights, seed=0)
+    assert model[0].weight.tolist() == [[1.0] * 5] * 4
+    assert model[1].bias.abs().max() > 0  # PyTorch's own
 
 
 def test_options_need_no_torch() -> None:

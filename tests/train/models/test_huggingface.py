@@ -15,6 +15,7 @@ from tests.train.models.cases import PAIRS, TEXT, batch, real_net
 from torch import nn
 
 from weft.errors import WeftError
+from weft.runtime.storage import StoredWeights
 from weft.train.data_spec import DataSpec
 from weft.train.models import build_model, to_huggingface
 from weft.train.models.options import BERT, GPT
@@ -144,6 +145,9 @@ def test_a_published_encoder_without_a_head(tmp_path: Path) -> None:
     assert len(net.notes) == 1
     assert net.notes[0].endswith("has no head.classifier.weight, head.classifier.bias: they keep their initial values")
     assert torch.equal(net.model.head.pooler.weight, state["bert.pooler.dense.weight"])
+    initial = real_net(dataclasses.replace(options, weights=""), spec, seed=7).model
+    assert torch.equal(net.model.head.classifier.weight, initial.head.classifier.weight)
+    assert not torch.equal(net.model.head.pooler.weight, initial.head.pooler.weight)
     assert torch.equal(
         net.model.attention1.qkv.weight[16:32], load_file(file)["encoder.layer.1.attention.self.key.weight"]
     )
@@ -157,6 +161,29 @@ def test_a_published_gpt_without_prefix_and_output(tmp_path: Path) -> None:
     model = real_net(dataclasses.replace(options, tied=False), spec, seed=7).model
     assert torch.equal(model.head.output.weight, state["transformer.wte.weight"])
     assert model.head.output.weight is not model.embedding.tokens.weight
+
+
+def test_weights_are_read_one_tensor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any dtype, and nothing else than what makes up the tensor."""
+    options, spec, file, state = saved(tmp_path, "bert")
+    save_file({name: tensor.half() for name, tensor in state.items()}, file)
+    net = build_model(options, spec, seed=0)
+    source, shapes = net.weights, {name: tuple(tensor.shape) for name, tensor in net.model.state_dict().items()}
+    assert {name: source.form(name) for name in source.names()} == {
+        name: (torch.float16, shape) for name, shape in shapes.items()
+    }
+    read: list[str] = []
+    plain = StoredWeights.read_into
+
+    def record(stored: StoredWeights, name: str, tensor: torch.Tensor) -> None:
+        read.append(name)
+        plain(stored, name, tensor)
+
+    monkeypatch.setattr(StoredWeights, "read_into", record)
+    weight = torch.empty(48, 16)
+    source.read_into("attention1.qkv.weight", weight)
+    assert read == [f"bert.encoder.layer.1.attention.self.{part}.weight" for part in ("query", "key", "value")]
+    assert torch.equal(weight, torch.cat([state[name].half().float() for name in read]))
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def make_tensors(
             "or build the model in `with weft.on_meta():`"
         )
     decided = [tensor for key, tensor in distinct.items() if key in owned]
-    found = {} if source is None else _find(source, decided, names, set(model.state))
+    found = {} if source is None else _find(source, decided, names, model)
     members = [
         _Member(
             name=names[key][0],
@@ -107,15 +107,17 @@ def _all_names(model: LayeredModel) -> dict[int, list[str]]:
 
 
 def _find(
-    source: TensorSource, tensors: Iterable[Tensor], names: dict[int, list[str]], stored: set[str]
+    source: TensorSource, tensors: Iterable[Tensor], names: dict[int, list[str]], model: LayeredModel
 ) -> dict[int, str]:
     """The name in the source of each tensor that a state_dict has, by id; refuses what does not fit."""
     there = set(source.names())
+    prefix = f"{getattr(model.root, 'base_model_prefix', '')}."  # which files of transformers lack without a head
     optional = set(getattr(source, "optional", ()))
     found: dict[int, str] = {}
     missing: list[str] = []
     for tensor in tensors:
-        known = [name for name in names[id(tensor)] if name in there]
+        possible = [other for name in names[id(tensor)] for other in (name, name.removeprefix(prefix), prefix + name)]
+        known = [name for name in possible if name in there]
         if known:
             _, shape = source.form(known[0])
             if tuple(shape) != tuple(tensor.shape):
@@ -124,7 +126,7 @@ def _find(
                     "give weights= those of this model"
                 )
             found[id(tensor)] = known[0]
-        elif names[id(tensor)][0] in stored and not optional.intersection(names[id(tensor)]):
+        elif names[id(tensor)][0] in model.state and not optional.intersection(names[id(tensor)]):
             missing.append(names[id(tensor)][0])
     if missing:
         raise WeftError(f"{source} has no {missing[0]} (missing: {len(missing)}); give weights= those of this model")

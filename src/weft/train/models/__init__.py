@@ -1,7 +1,8 @@
 """The models of a job: `build_model` makes one for its data, with its loss and metrics.
 
-Every model is an `nn.Sequential` between whose elements (embedding, blocks, head) a pipeline is cut. The same seed
-gives the same weights on every rank. The options are torch-free; the rest is imported on first use.
+Every model is an `nn.Sequential` between whose elements (embedding, blocks, head) a pipeline is cut. It is built on the
+meta device: layers initialize themselves (`reset_parameters`) on the rank that holds them. The options are torch-free;
+the rest is imported on first use.
 """
 
 import importlib

@@ -25,7 +25,7 @@ def positions_of(options: BERT, spec: DataSpec) -> int:
 
 
 def build_bert(options: BERT, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in BERT."""
+    """A model whose layers are initialized as in BERT."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["embedding"] = Embedding(options.vocabulary or spec.vocabulary, positions_of(options, spec), options)
     for number in range(options.layers):

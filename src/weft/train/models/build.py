@@ -45,7 +45,10 @@ SPEC_NAMES = ("spec", "facts")  # the argument of a user's function for the data
 
 
 def build_model(options: Any, spec: DataSpec, *, seed: int) -> Net:
-    """A model for this data, with its loss and metrics. The global random state is not changed."""
+    """A model for this data, without its weights, with its loss and metrics. The global random state is not changed.
+
+    The function of a custom model is called with this seed, and may make the weights.
+    """
     if spec.task not in LOSSES:
         known = ", ".join(LOSSES)
         raise WeftError(f"a task must be one of {known} (got {spec.task!r}){did_you_mean(spec.task, LOSSES)}")

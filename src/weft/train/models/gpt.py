@@ -18,7 +18,7 @@ from weft.train.models.transformer_layers import Linear, Lookup, join_heads, spl
 
 
 def build_gpt(options: GPT, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in GPT-2."""
+    """A model whose layers are initialized as in GPT-2."""
     vocabulary, positions = options.vocabulary or spec.vocabulary, options.positions or spec.context
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["embedding"] = Embedding(vocabulary, positions, options)

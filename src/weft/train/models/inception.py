@@ -40,7 +40,7 @@ Scale: TypeAlias = Callable[[int], int]  # published number of channels -> numbe
 
 
 def build_inception(options: Inception, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in torchvision."""
+    """A model whose layers are initialized as in torchvision."""
     small = options.size == "small" and not 48 < spec.size < LEAST
     made_for = stem_for(options.stem, spec.size, larger=small)
     if made_for == 224 and spec.size < LEAST:

@@ -22,7 +22,7 @@ EXPANSION = 4  # output channels of a bottleneck, as a multiple of those of its 
 
 
 def build_resnet(options: ResNet, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in torchvision."""
+    """A model whose layers are initialized as in torchvision."""
     published = RESNETS[options.name]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["stem"] = _stem(

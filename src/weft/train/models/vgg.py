@@ -21,7 +21,7 @@ STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # times the width, convolutio
 
 
 def build_vgg(options: VGG, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in torchvision."""
+    """A model whose layers are initialized as in torchvision."""
     pixels = 7 if stem_for(options.stem, spec.size) == 224 else 1
     hidden = options.hidden or options.width * (64 if pixels == 7 else 8)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
