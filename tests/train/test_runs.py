@@ -121,6 +121,17 @@ def test_a_run_of_a_custom_model_on_the_meta_device() -> None:
     assert same(run("resumed", "--continue"), whole)
 
 
+def test_a_run_of_an_earlier_weft_goes_on_with_autocast() -> None:
+    """Its job has no format; then bf16 meant autocast, without masters."""
+    assert train(train__precision="bf16", train__updates=8) == 0
+    assert all(rank["bytes"]["masters"] == 2 * rank["bytes"]["weights"] > 0 for rank in summary(RUN)["ranks"])
+    file = RUN / "job.toml"
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("format = ")))
+    assert main(["train", "--resume", "tiny", "--set", "train.updates=16"]) == 0
+    assert job_of(str(file)).train.precision == "bf16-autocast"
+    assert all(rank["bytes"]["masters"] == 0 for rank in summary(RUN)["ranks"])
+
+
 def test_a_run_resumes_under_another_schedule() -> None:
     train(schedule__ranks=4, schedule__microbatches=4, train__updates=8)
     before = lines(RUN, "evaluation")[-1]["loss"]
