@@ -34,6 +34,7 @@ def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert training[-1]["update"] == 24
     assert training[-1]["samples"] == 24 * 16
     assert {"update", "samples", "seconds", "loss", "lr", "samples_per_second", "bubble", "memory"} <= set(training[0])
+    assert len(training[-1]["resident"]) == 1  # process
     assert evaluations[-1]["loss"] < evaluations[0]["loss"]
     assert 0 < evaluations[-1]["accuracy"] <= 1
     result = summary(RUN)
@@ -41,6 +42,8 @@ def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["final"]["loss"] == evaluations[-1]["loss"]
     assert result["delay"] == [1, 1, 0, 0]
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
+    assert [rank["resident"]["ranks"] for rank in result["ranks"]] == [2, 2]
+    assert "Resident set of each process" in (RUN / "report.html").read_text()
 
 
 def test_the_learning_rate_is_that_of_the_schedule() -> None:
@@ -116,6 +119,17 @@ def test_a_run_of_a_custom_model_on_the_meta_device() -> None:
     assert same(run("again"), whole)
     run("resumed", **{"train.updates": 4})
     assert same(run("resumed", "--continue"), whole)
+
+
+def test_a_run_of_an_earlier_weft_goes_on_with_autocast() -> None:
+    """Its job has no format; then bf16 meant autocast, without masters."""
+    assert train(train__precision="bf16", train__updates=8) == 0
+    assert all(rank["bytes"]["masters"] == 2 * rank["bytes"]["weights"] > 0 for rank in summary(RUN)["ranks"])
+    file = RUN / "job.toml"
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("format = ")))
+    assert main(["train", "--resume", "tiny", "--set", "train.updates=16"]) == 0
+    assert job_of(str(file)).train.precision == "bf16-autocast"
+    assert all(rank["bytes"]["masters"] == 0 for rank in summary(RUN)["ranks"])
 
 
 def test_a_run_resumes_under_another_schedule() -> None:

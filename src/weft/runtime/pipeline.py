@@ -19,7 +19,7 @@ from weft.runtime.device import current_stream, within_stream
 from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
 from weft.runtime.initial import Weights
 from weft.runtime.process import status
-from weft.runtime.report import Report, gather_report, gather_timeline
+from weft.runtime.report import Report, empty_process, explain_resident, gather_report, gather_timeline
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import RecomputeChoice, Schedule, Timeline, check_sizes
 
@@ -74,6 +74,7 @@ class Pipeline:
         telemetry: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "model")}
+        self._empty = empty_process(model)
         self._assembly = assemble(model, Settings(**given), checkpoint.stored_weights)
         self.schedule, self.replicas, self.balance = self._assembly.schedule, replicas, self._assembly.balance
         self._driver = self._assembly.driver
@@ -286,7 +287,8 @@ class Pipeline:
         """Resume from a checkpoint that any schedule has saved, on any number of ranks; returns its `extra`.
 
         Drains. Every rank calls it. A checkpoint that is damaged, or of another model or optimizer, is refused before
-        anything has changed. It fails if no rank has read a byte for `deadline` seconds.
+        anything has changed; an I/O error after that breaks the pipeline. It fails if no rank has read a byte for
+        `deadline` seconds.
         """
         self._check_usable()
         self.flush()
@@ -303,7 +305,11 @@ class Pipeline:
 
     def report(self) -> Report:
         """How every rank has used time and memory so far; every rank calls it."""
-        return gather_report(self._assembly)
+        return gather_report(self._assembly, self._empty)
+
+    def resident(self) -> dict[str, int]:
+        """The resident set of this process now and at its peak, and what the peak consists of; asks no other rank."""
+        return explain_resident(self._assembly, self._empty)
 
     @property
     def actions(self) -> int:

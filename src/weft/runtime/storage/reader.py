@@ -7,7 +7,6 @@ memory. So nothing is held but the header and, where a dtype is converted or a d
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import KeysView
 from pathlib import Path
@@ -18,17 +17,16 @@ from torch import Tensor
 from weft.errors import WeftError
 from weft.runtime.process import status
 from weft.runtime.storage.memory import memory_of, pieces_of
-from weft.runtime.storage.safetensors_header import LENGTH, Form, Place, header_length, places_in
+from weft.runtime.storage.safetensors_header import LENGTH, Form, Place, check_byte_order, header_length, places_in
 
 
 class TensorFile:
     """An open safetensors file, whose header has been checked. It raises WeftError if the file is damaged."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if sys.byteorder != "little":
-            raise WeftError(f"safetensors files are little-endian (this machine: {sys.byteorder}-endian); use another")
+        check_byte_order()
         self.path = Path(path)
-        self._handle = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._handle = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
         size = os.fstat(self._handle).st_size
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -55,6 +56,12 @@ class Place(NamedTuple):
     @property
     def nbytes(self) -> int:
         return nbytes_of((self.dtype, self.shape))
+
+
+def check_byte_order() -> None:
+    """Refuse a machine whose numbers have another byte order than those in files."""
+    if sys.byteorder != "little":
+        raise WeftError(f"safetensors files are little-endian (this machine: {sys.byteorder}-endian); use another one")
 
 
 def nbytes_of(form: Form) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ from weft.errors import WeftError
 from weft.runtime.process import status
 from weft.runtime.storage import memory
 from weft.runtime.storage.memory import memory_of, pieces_of
-from weft.runtime.storage.safetensors_header import Form, header_of
+from weft.runtime.storage.safetensors_header import Form, check_byte_order, header_of
 from weft.runtime.tensors import as_real
 
 SYNC_EVERY = 256 << 20  # bytes between two fsyncs, so that the last one does not take long without a sign of progress
@@ -74,8 +73,7 @@ def write_each(
     path: Path, forms: Mapping[str, Form], read: Callable[[str], Tensor], metadata: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Write tensors of known forms, each of which is read when its turn comes; the size and SHA-256 of the file."""
-    if sys.byteorder != "little":
-        raise WeftError(f"checkpoints are little-endian (this machine: {sys.byteorder}-endian); save on another one")
+    check_byte_order()
     ordered = sorted(forms, key=lambda name: (-forms[name][0].itemsize, name))  # so that all are aligned
     with FileWriter(path) as writer:
         writer.write(header_of({name: forms[name] for name in ordered}, metadata))

@@ -160,6 +160,7 @@ class Predictor(UpdatePart):
 
     def _predict_decayed(self, targets: dict[int, Tensor], updates: list[Groups]) -> None:
         without_form: list[Parameter] = []
+        done: set[int] = set()
         for group, options in self._options(updates):
             write, updated = closed_form(self._optimizer, options), self._updated_in(group)
             if write is None:
@@ -170,12 +171,15 @@ class Predictor(UpdatePart):
                 described = [self._describe(parameter, group) for parameter in batch]
                 with _rounding(batch, [targets[id(parameter)] for parameter in batch]) as predicted:
                     write(described, options, list(map(as_real, predicted)))
+                done |= {id(parameter) for parameter in batch}
         if without_form:
-            numbers = [id(parameter) for parameter in without_form]
-            with _rounding(without_form, [targets[number] for number in numbers]) as predicted:
-                copy_tensors(predicted, without_form)
+            rest = [parameter for parameter in self._live if id(parameter) not in done]  # also those without a gradient
+            numbers = [id(parameter) for parameter in rest]
+            with _rounding(rest, [targets[number] for number in numbers]) as predicted:
+                copy_tensors(predicted, rest)
                 copies = targets | dict(zip(numbers, predicted, strict=True))
-                run_shadow(self._optimizer, copies, {number: self._updated[number] for number in numbers}, updates)
+                zeros = {id(parameter): self._updated[id(parameter)] for parameter in without_form}
+                run_shadow(self._optimizer, copies, zeros, updates)
 
     def _updated_in(self, group: Mapping[str, Any]) -> list[Parameter]:
         return [parameter for parameter in group["params"] if id(parameter) in self._updated]
