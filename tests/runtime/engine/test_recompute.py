@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
@@ -383,6 +385,10 @@ def test_layers_hold_their_inputs_and_one_graph() -> None:
     assert held_and_peak(model, True, x, y) == (2 * part, whole)
     assert held_and_peak(model, "layer", x, y) == (9 * part, 9 * part + one)
     assert 9 * part + one < whole / 4
+    page = Path(__file__).parents[3] / "docs" / "training.md"
+    figures = [held_and_peak(model, choice, x, y) for choice in (False, True, "layer")]
+    rows = re.findall(r"^\| .*? \| ([\d,]+) KiB.*? \| ([\d,]+) KiB \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert rows == [tuple(f"{nbytes // 1024:,}" for nbytes in row) for row in figures]
 
 
 def real_peak(model: nn.Module, recompute: Choice, batch: Batch) -> int:
