@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import weft
-from weft.arguments import Parser
+from weft.arguments import Parser, byte_count
 from weft.cli import main, run_parser
 
 SIZES = ["--stages", "4", "--microbatches", "4"]
@@ -169,6 +169,8 @@ BAD: list[tuple[list[str], str]] = [
     (["draw", "2bw", *SIZES, "-o", "x.html", "--until", "3"], "--until needs -o FILE.svg"),
     (["draw", "2bw", *SIZES, "-o", "x.svg", "--until", "-3"], "must be above 0"),
     (["check", "2bw", *SIZES, "-o", "x.svg"], "ends in .csv"),
+    (["export", "run", "--shard-size", "many"], "must be an amount of bytes, such as 500MB or 2GiB (got 'many')"),
+    (["export", "run", "--shard-size", "0GB"], "must be at least a byte (got '0GB')"),
     (["check", "2bw", *SIZES, "--slots", "0"], "slots must be a whole number"),
     (["check", "2bw", *SIZES, "--in-flight", "2"], "holds 3 micro-batches in flight"),
     (["doctor", "--device", "gpu9"], "--device must be a kind of device, such as cpu or cuda (got 'gpu9')"),
@@ -288,3 +290,8 @@ def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("weft.cli.print_table", interrupt)
     assert main(["schedules"]) == 130
     assert capsys.readouterr().err == "weft: interrupted\n"
+
+
+def test_amounts_of_bytes() -> None:
+    amounts = {"1000": 1000, "12B": 12, "5GB": 5 * 10**9, "1.5 kb": 1500, "2GiB": 2 << 30, "1T": 10**12, "3Mi": 3 << 20}
+    assert {text: byte_count(text) for text in amounts} == amounts

@@ -92,6 +92,11 @@ BENCHMARKS = {
             about="bytes a rank holds, counted, resident and simulated; largest batch",
             takes="20 minutes",
         ),
+        Benchmark(
+            name="large",
+            about="resident sets beside torch.distributed.pipelining and FSDP2; the largest GPT on 8 ranks of 2 GiB",
+            takes="two hours",
+        ),
         Benchmark(name="paper-scale", about="the papers' models and devices, simulated", takes="2 minutes"),
         Benchmark(
             name="convergence", about="what staleness and prediction do to accuracy, on real data", takes="an hour"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import weft
 from benchmarks.memory.models import SAMPLES, Size, balance, build, make_batch, make_optimizer
 from weft.runtime.tree import flatten
 
@@ -20,7 +21,7 @@ def chunk_costs(size: Size, chunks: int) -> list[dict[str, Any]]:
     counts = balance(size, chunks)
     values: list[Any] = [make_batch(size, samples)[0] for samples in SAMPLES]
     for chunk, count in enumerate(counts):
-        part, layers = nn.Sequential(*layers[:count]), layers[count:]
+        part, layers = weft.materialize(nn.Sequential(*layers[:count])), layers[count:]
         cost: dict[str, Any] = {"activations": [], "input": []}
         for place, samples in enumerate(SAMPLES):
             last = chunk == chunks - 1

@@ -63,7 +63,7 @@ TINY = Size(
 
 
 def build(size: Size) -> Net:
-    """The model with random weights, and its loss."""
+    """The model, on the meta device, and its loss."""
     from weft.train.data_spec import DataSpec
     from weft.train.models import BERT, build_model
 

@@ -76,7 +76,7 @@ def measure_rank(size: Size, method: str, recompute: bool, microbatches: int, kn
 
 
 class Trainer:
-    """Makes pipelines of one model, which it keeps because building it takes long."""
+    """Makes pipelines of one model."""
 
     def __init__(self, size: Size, method: str, *, recompute: bool, microbatches: int, net: Net | None = None) -> None:
         self.size, self.recompute, self.net = size, recompute, net or build(size)

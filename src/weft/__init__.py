@@ -13,7 +13,7 @@ from weft.simulate import ChunkCost, Cost, Link, simulate, timeline
 from weft.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from weft.runtime import Pipeline, Report, Result, cures, cut, launch, linear_rule
+    from weft.runtime import Pipeline, Report, Result, cures, cut, launch, linear_rule, materialize, on_meta
 
 
 __all__ = [
@@ -35,13 +35,15 @@ __all__ = [
     "launch",
     "linear_rule",
     "load_csv",
+    "materialize",
+    "on_meta",
     "schedule",
     "simulate",
     "timeline",
     "verify",
 ]
 
-_RUNTIME = ("Pipeline", "Report", "Result", "cures", "cut", "launch", "linear_rule")
+_RUNTIME = ("Pipeline", "Report", "Result", "cures", "cut", "launch", "linear_rule", "materialize", "on_meta")
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -40,6 +41,18 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number (got {text[:40]!r})") from None
+
+
+def byte_count(text: str) -> int:
+    """`500MB`, `2GiB`, `1000`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError(f"must be an amount of bytes, such as 500MB or 2GiB (got {text[:40]!r})")
+    amount, unit, binary = found.groups()
+    exponent = "KMGT".index(unit.upper()) + 1 if unit else 0
+    if (count := int(float(amount) * (1024 if binary else 1000) ** exponent)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least a byte (got {text[:40]!r})")
+    return count
 
 
 def recompute(text: str) -> Any:
@@ -94,6 +107,7 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         ("weight", 1, "of one version of the weights"),
         ("gradient", 1, "of the gradients"),
         ("optimizer", 2, "of the optimizer's state"),
+        ("master", 0, "of the parameters that weights of lower precision are rounded from"),
     ):
         costs.add_argument(f"--{name}-bytes", type=number, metavar="N", help=f"{words} (default {default})")
     costs.add_argument(
@@ -189,6 +203,7 @@ _STAGE = (
     "weight_bytes",
     "gradient_bytes",
     "optimizer_bytes",
+    "master_bytes",
     "recompute",
     "layers",
 )

@@ -15,7 +15,17 @@ from typing import Any
 from weft import __version__, faults
 from weft import draw as pictures
 from weft import simulate as run_simulation
-from weft.arguments import Parser, add_costs, add_json, add_schedule, cost_of, number, schedule_of, whole_number
+from weft.arguments import (
+    Parser,
+    add_costs,
+    add_json,
+    add_schedule,
+    byte_count,
+    cost_of,
+    number,
+    schedule_of,
+    whole_number,
+)
 from weft.errors import RunError, WeftError
 from weft.output import ROWS, print_table, write_text
 from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
@@ -214,7 +224,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Export the model of a run as one file for plain PyTorch."""
+    """Export the model of a run for plain PyTorch and Hugging Face."""
     from weft.train.command import export as run
 
     run(arguments)
@@ -325,6 +335,9 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="a run's folder, or its name in runs/")
     parser.add_argument("-o", "--output", metavar="FOLDER", help="destination (default: RUN/export)")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, previous, best or a name")
+    parser.add_argument(
+        "--shard-size", type=byte_count, metavar="SIZE", help="the most bytes of a file, such as 500MB (default 5GB)"
+    )
     _add_trust(parser)
     add_json(parser)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import weft
 from benchmarks.harness import ResumeCache
 from benchmarks.paper_scale import pages, shapes
 from benchmarks.paper_scale.cells import Assumptions, Cell, microbatches_of, simulate_cell
@@ -23,7 +24,7 @@ SEQUENCE = 32
 def bert_layer() -> torch.nn.Sequential:
     pairs = DataSpec(task="classification", form="pairs", vocabulary=50, context=SEQUENCE, classes=2)
     model = build_model(BERT(name="bert", layers=1, width=64, heads=4, dropout=0.1), pairs, seed=0).model
-    return torch.nn.Sequential(model.attention0, model.feedforward0)
+    return weft.materialize(torch.nn.Sequential(model.attention0, model.feedforward0))
 
 
 def hidden(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,17 +68,16 @@ def test_a_layer_of_bert_computes_and_keeps_what_the_model_does() -> None:
 def test_resnext_50_computes_and_holds_what_the_model_does() -> None:
     layers = shapes.resnext(shapes.BLOCKS[50])
     options = ResNet(name="resnext50_32x4d", size="full")
-    with torch.device("meta"):
-        model = build_model(options, images(shapes.IMAGE), seed=0).model
-        assert sum(layer.parameters for layer in layers) == sum(weight.numel() for weight in model.parameters())
-        with FlopCounterMode(display=False) as counter:
-            model(torch.randn(1, 3, shapes.IMAGE, shapes.IMAGE))
+    model = build_model(options, images(shapes.IMAGE), seed=0).model.to("meta")
+    assert sum(layer.parameters for layer in layers) == sum(weight.numel() for weight in model.parameters())
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, 3, shapes.IMAGE, shapes.IMAGE, device="meta"))
     assert sum(layer.flops for layer in layers) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 def test_a_bottleneck_keeps_what_the_model_does() -> None:
     model = build_model(ResNet(name="resnext50_32x4d", size="full"), images(32), seed=0).model
-    block = model.get_submodule("stage1_block2")
+    block = weft.materialize(model.get_submodule("stage1_block2"))
     image = torch.randn(2, 256, 8, 8, requires_grad=True).to(memory_format=torch.channels_last)
     found = shapes.bottleneck(256, 128, 256, 8)
     assert 2 * 4 * (found.kept + 256 * 64) == pytest.approx(kept_bytes(block, image), rel=0.1)  # its own output too

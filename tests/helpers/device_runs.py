@@ -105,7 +105,8 @@ class Case:
     replicas: int = 1
     nan: Literal["stop", "skip"] = "stop"
     recompute: bool | Literal["layer"] = False
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "bf16-autocast"] = "fp32"
+    meta: bool = False  # whether it is built on the meta device
     telemetry: int | None = None
     lr_scheduler: str | None = None
     pause: str = "none"  # in the middle: "evaluate", or "resume" in a new pipeline
@@ -124,7 +125,8 @@ class Case:
     def is_allowed(self) -> bool:
         """Whether weft accepts these options together."""
         predicts = self.treatment in ("exact", "decayed", "printed")
-        if (self.method in PREDICTING or self.treatment == "exact") and (self.recompute or self.precision == "bf16"):
+        autocast = self.precision == "bf16-autocast"
+        if (self.method in PREDICTING or self.treatment == "exact") and (self.recompute or autocast):
             return False
         if self.method == "zb-h1" and self.recompute == "layer":
             return False
@@ -140,8 +142,9 @@ class Case:
         words = [self.method, f"p{self.stages}", self.model, self.optimizer]
         words += [word for word in (self.treatment, self.pause) if word != "none"]
         words += ["clip"] * (self.clip_norm is not None) + ["replicas"] * (self.replicas > 1)
-        words += ["skip"] * (self.nan == "skip") + ["bf16"] * (self.precision != "fp32")
+        words += ["skip"] * (self.nan == "skip") + [self.precision] * (self.precision != "fp32")
         words += ["recompute"] * bool(self.recompute) + ["layer"] * (self.recompute == "layer")
+        words += ["meta"] * self.meta
         words += ["telemetry"] * (self.telemetry is not None) + ["halved"] * (self.lr_scheduler is not None)
         return "-".join(words + [f"lag{self.lag}"] * (self.lag > 0))
 
@@ -157,9 +160,14 @@ class Run:
     figures: list[Any] = field(default_factory=list)  # evaluations, predictions, telemetry
 
 
-def build(name: str) -> nn.Sequential:
+def build(case: Case, device: str) -> nn.Sequential:
+    """The model of a case. One that is built on the meta device is real on the CPU, with the same values."""
     torch.manual_seed(1)
-    return MODELS[name]()
+    if not case.meta:
+        return MODELS[case.model]()
+    with weft.on_meta():
+        model = MODELS[case.model]()
+    return weft.materialize(model) if device == "cpu" else model
 
 
 def batch(model: str, number: int, rows: int, *, bad: bool = False) -> tuple[Tensor, Targets]:
@@ -189,7 +197,7 @@ def pipeline(case: Case, device: str, **other: Any) -> weft.Pipeline:
         "lr_scheduler": None if case.lr_scheduler is None else SCHEDULERS[case.lr_scheduler],
         "device": device,
     }
-    return weft.Pipeline(build(case.model), **options | TREATMENTS[case.treatment] | other)
+    return weft.Pipeline(build(case, device), **options | TREATMENTS[case.treatment] | other)
 
 
 def train(case: Case, device: str, folder: Path) -> Run:

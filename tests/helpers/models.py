@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.helpers.devices import losses_behind, tolerance
-from tests.helpers.oracle import Delay, Grouping, MakeOptimizer, Oracle, delays, skipped_together
+from tests.helpers.oracle import Delay, Grouping, MakeOptimizer, Oracle, Rounding, delays, skipped_together
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -187,6 +187,7 @@ class Case:
     lr_scheduler: str | None = None
     poison: Poison | None = None
     nan: Literal["stop", "skip"] = "stop"
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     def __str__(self) -> str:
         words = [self.method, f"p{self.stages}", f"m{self.microbatches}", self.model, self.optimizer]
@@ -196,12 +197,17 @@ class Case:
         words += [f"replicas{self.replicas}"] * (self.replicas > 1) + ["clip"] * (self.clip_norm is not None)
         if self.poison is not None:
             words += [f"poison{self.poison.layer}", self.poison.where, str(self.poison.value)]
+        words += [self.precision] * (self.precision != "fp32")
         return "-".join(words + ([self.lr_scheduler] if self.lr_scheduler else []))
 
     @property
     def is_allowed(self) -> bool:
         """A layer's graph is gone before the second half of a split backward."""
         return (self.method, self.recompute) != ("zb-h1", "layer")
+
+    @property
+    def rounding(self) -> Rounding:
+        return Rounding(torch.bfloat16 if self.precision == "bf16" else None)
 
     @property
     def balance(self) -> list[int]:
@@ -235,6 +241,7 @@ def train(case: Case) -> Run:
         replicas=case.replicas,
         clip_norm=case.clip_norm,
         nan=case.nan,
+        precision=case.precision,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
     ) as pipe:
         return feed(pipe, batches(case.model, case.updates), case.flushes)
@@ -255,9 +262,14 @@ def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple
 
 
 def ask_oracle(
-    case: Case, *, shift: Delay = lambda k, j: 0, forgetful: bool = False, groups: Grouping | None = None
+    case: Case,
+    *,
+    shift: Delay = lambda k, j: 0,
+    forgetful: bool = False,
+    groups: Grouping | None = None,
+    rounding: Rounding | None = None,
 ) -> Run:
-    """The case by the law; `shift` (updates further behind), `forgetful` and `groups` break it on purpose."""
+    """The case by the law; `shift` (updates further behind) and all others break it on purpose."""
     m = case.microbatches
     law = delays(case.method, case.stages, m, vertical_sync=dict(case.options).get("vertical_sync", False))
     oracle = Oracle(
@@ -272,6 +284,7 @@ def ask_oracle(
         forgetful=forgetful,
         groups=groups or skipped_together(case.method, case.stages),
         skips=case.nan == "skip",
+        rounding=rounding or case.rounding,
     )
     losses: list[tuple[int | None, float | None]] = []
     for t, (inputs, targets) in enumerate(batches(case.model, case.updates)):

@@ -36,6 +36,34 @@ def is_finite(grads: Iterable[Tensor | None]) -> bool:
     return all(bool(torch.isfinite(grad).all()) for grad in grads if grad is not None)
 
 
+class Rounding:
+    """Low-precision compute: weights and inputs rounded once to a dtype, losses in fp32; None rounds nothing.
+
+    The layers of the models that it runs pass on the dtype that they are given.
+    """
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self.dtype = dtype
+
+    def leaf(self, weight: Tensor) -> Tensor:
+        return weight.clone().to(self.dtype or weight.dtype).requires_grad_()
+
+    def leaf_of(self, model: nn.Module, param: nn.Parameter, weight: Tensor) -> Tensor:
+        """BatchNorm keeps its weights beside its statistics, in fp32."""
+        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+        wide = any(param is other for norm in norms for other in norm.parameters())
+        return weight.clone().requires_grad_() if wide else self.leaf(weight)
+
+    def output(self, model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        given = x.to(self.dtype) if self.dtype is not None and x.is_floating_point() else x
+        found: Tensor = functional_call(model, weights, (given,), tie_weights=False)
+        return found.to(torch.float32) if self.dtype is not None else found
+
+    def gradient(self, gradient: Tensor) -> Tensor:
+        """In the dtype of the sum over micro-batches."""
+        return gradient.to(torch.float32) if self.dtype is not None else gradient
+
+
 class Oracle:
     """Trains a copy of `model`. `forgetful` runs every backward at the newest weights: a bug, not the law.
 
@@ -57,6 +85,7 @@ class Oracle:
         forgetful: bool = False,
         groups: Grouping = lambda chunks: None,
         skips: bool = False,
+        rounding: Rounding | None = None,
     ) -> None:
         self.model = copy.deepcopy(model)
         self.holders: dict[nn.Parameter, dict[int, list[str]]] = {param: {} for param in self.model.parameters()}
@@ -64,6 +93,7 @@ class Oracle:
             for name, param in self.model[end - balance[k] : end].named_parameters(remove_duplicate=False):
                 self.holders[param].setdefault(k, []).append(name)  # several chunks: tied
         self.loss_fn, self.microbatches, self.delay, self.forgetful = loss_fn, microbatches, delay, forgetful
+        self.rounding = rounding or Rounding(None)
         self.clip_norm, self.skips = math.inf if clip_norm is None else clip_norm, skips
         self.groups: dict[Hashable, list[nn.Parameter]] = {}
         for param, chunks in self.holders.items():
@@ -89,16 +119,17 @@ class Oracle:
             for i, (param, chunks) in enumerate(self.holders.items()):
                 late = max(self.delay(k, j) for k in chunks)  # tied: the oldest version that one of its chunks reads
                 for k, names in chunks.items():
-                    leaves[param, k] = self.versions[max(0, t - late)][i].clone().requires_grad_()
+                    leaves[param, k] = self.rounding.leaf_of(self.model, param, self.versions[max(0, t - late)][i])
                     weights |= dict.fromkeys(names, leaves[param, k])
-            loss = self.loss_fn(functional_call(self.model, weights, (x,), tie_weights=False), y) / m
+            loss = self.loss_fn(self.rounding.output(self.model, weights, x), y) / m
             for (param, _), leaf in leaves.items() if self.forgetful else ():
                 leaf.data.copy_(param.data)  # behind autograd's back
             for key, grad in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-                sums[key] = sums[key] + grad if key in sums else grad
+                wide = self.rounding.gradient(grad)
+                sums[key] = sums[key] + wide if key in sums else wide
             total += loss.item()
         for param, chunks in self.holders.items():
-            param.grad = sum((sums[param, k] for k in chunks), torch.zeros(()))
+            param.grad = sum((sums[param, k] for k in chunks), torch.zeros(())).to(param.dtype)
         for (group, params), scheduler in zip(self.groups.items(), self.schedulers, strict=True):
             if self.skips and not is_finite(param.grad for param in params):
                 continue

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.helpers import models
 from tests.helpers.devices import tolerance
 from tests.helpers.models import MODELS, WIDTH, Run, batches, build, check_losses, differences, distance
-from tests.helpers.oracle import skipped_together
+from tests.helpers.oracle import Rounding, skipped_together
 from tests.helpers.prediction_oracle import (
     Law,
     MakeOptimizer,
@@ -154,6 +154,7 @@ def train(case: Case) -> Run:
         replicas=case.replicas,
         clip_norm=case.clip_norm,
         nan=case.nan,
+        precision=case.precision,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         predict={"versions": case.versions, "bias": case.bias, "extrapolation": case.extrapolation},
     ) as pipe:
@@ -165,9 +166,13 @@ def law_of(case: Case) -> Law:
 
 
 def ask_oracle(
-    case: Case, *, broken: Callable[[Reads, int], Reads] | None = None, kind: type[PredictionOracle] = PredictionOracle
+    case: Case,
+    *,
+    broken: Callable[[Reads, int], Reads] | None = None,
+    kind: type[PredictionOracle] = PredictionOracle,
+    rounding: Rounding | None = None,
 ) -> Run:
-    """The case by the law; `broken` (other reads for a chunk) and `kind` break it on purpose."""
+    """The case by the law; `broken` (other reads for a chunk), `kind` and `rounding` break it on purpose."""
     law = law_of(case)
 
     def reads(k: int, j: int) -> Reads:  # each replica counts its own micro-batches
@@ -187,6 +192,7 @@ def ask_oracle(
         groups=skipped_together(case.method, case.stages),
         skips=case.nan == "skip",
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
+        rounding=rounding or case.rounding,
     )
     losses: list[tuple[int | None, float | None]] = []
     for t, (inputs, targets) in enumerate(mini_batches(case)):

@@ -14,9 +14,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from tests.helpers.oracle import Grouping, is_finite
+from tests.helpers.oracle import Grouping, Rounding, is_finite
 from torch import Tensor, nn
-from torch.func import functional_call
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -124,6 +123,7 @@ class PredictionOracle:
         groups: Grouping = lambda chunks: None,
         skips: bool = False,
         lr_scheduler: MakeScheduler | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         self.model = copy.deepcopy(model)
         self.holders: dict[nn.Parameter, dict[int, list[str]]] = {param: {} for param in self.model.parameters()}
@@ -134,7 +134,7 @@ class PredictionOracle:
         self.groups: dict[Hashable, list[nn.Parameter]] = {}
         for param, chunks in self.holders.items():
             self.groups.setdefault(groups(tuple(chunks)), []).append(param)
-        self.skips = skips
+        self.skips, self.rounding = skips, rounding or Rounding(None)
         self.printed, self.decayed, self.clip_norm = printed, decayed, math.inf if clip_norm is None else clip_norm
         self.optimizer = optimizer(self.holders)
         self.order = _weights(self.optimizer)
@@ -220,19 +220,20 @@ class PredictionOracle:
             for param, chunks in self.holders.items():
                 for k, names in chunks.items():
                     delay, ahead, backward = self.reads(chunks, k, j)
-                    leaf = self.predicted(max(0, t - delay), ahead)[param].clone().requires_grad_()
+                    leaf = self.rounding.leaf_of(self.model, param, self.predicted(max(0, t - delay), ahead)[param])
                     later.append(None if backward is None else self.predicted(t, backward)[param])
                     leaves[param, k] = leaf
                     weights |= dict.fromkeys(names, leaf)
-            loss = self.loss_fn(functional_call(self.model, weights, (x,), tie_weights=False), y) / m
+            loss = self.loss_fn(self.rounding.output(self.model, weights, x), y) / m
             for leaf, other in zip(leaves.values(), later, strict=True):
                 if other is not None:
                     leaf.data.copy_(other)  # behind autograd's back
             for key, grad in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-                sums[key] = sums[key] + grad if key in sums else grad
+                wide = self.rounding.gradient(grad)
+                sums[key] = sums[key] + wide if key in sums else wide
             total += loss.item()
         for param, chunks in self.holders.items():
-            param.grad = sum((sums[param, k] for k in chunks), torch.zeros(()))
+            param.grad = sum((sums[param, k] for k in chunks), torch.zeros(())).to(param.dtype)
         for params in self.groups.values():
             if self.skips and not is_finite(param.grad for param in params):
                 for param in params:

@@ -97,6 +97,7 @@ def chunk_costs(draw: st.DrawFn, schedule: Schedule) -> ChunkCost:
         weight_bytes=draw(sizes),
         gradient_bytes=draw(sizes),
         optimizer_bytes=draw(sizes),
+        master_bytes=draw(sizes),
         recompute=recompute,
         layers=layers,
     )

@@ -58,6 +58,7 @@ def _rank(
         held["messages"].append(sum(size for when, size in waits if when <= span.end))
         held["messages"].append(sum(size for when, size in waits if when <= following))
         held["weights"] += [sum(chunk.weight_bytes for chunk in chunks)] * 2
+        held["masters"] += [sum(chunk.master_bytes for chunk in chunks)] * 2
         held["optimizer"] += [sum(chunk.optimizer_bytes for chunk in chunks)] * 2
     return dict(held)
 

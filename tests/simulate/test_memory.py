@@ -56,15 +56,20 @@ def test_uneven_costs_by_the_oracle(data: st.DataObject) -> None:
 
 
 def test_one_stage_by_hand() -> None:
-    """F0 B0 F1 B1 U: weights 10 and optimizer 20 at all times, the gradient from the first B to the update."""
+    """F0 B0 F1 B1 U: weights, masters and optimizer at all times, the gradient from the first B to the update."""
     run = simulate(
         schedule("1f1b", stages=1, microbatches=2),
-        Cost(chunks=(ChunkCost(activation_bytes=5, weight_bytes=10, gradient_bytes=7, optimizer_bytes=20),)),
+        Cost(
+            chunks=(
+                ChunkCost(activation_bytes=5, weight_bytes=10, master_bytes=30, gradient_bytes=7, optimizer_bytes=20),
+            )
+        ),
     )
     assert run.memory[0].bytes == {
-        "weights": 10, "extra_versions": 0, "gradients": 7, "optimizer": 20, "activations": 5, "buffers": 0,
+        "weights": 10, "masters": 30, "extra_versions": 0, "gradients": 7, "optimizer": 20, "activations": 5,
+        "buffers": 0,
     }  # fmt: skip
-    assert run.memory[0].total == 42
+    assert run.memory[0].total == 72
 
 
 def test_recompute_keeps_inputs_and_the_activations_of_one_micro_batch() -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.helpers.sources import read_all
 from tests.train.jobs import lines, same, tiny, weights
 
+import weft
 from weft.cli import main
+from weft.runtime.storage import StoredWeights
 from weft.train.job import job_of
 from weft.train.setup import data_spec_of, net_of
 
@@ -37,7 +40,7 @@ def test_runs_start_with_the_same_weights_and_samples(compared: Path) -> None:
         assert {line["loss"] for line in of_seed} == {of_seed[0]["loss"]}
     assert firsts[0][0]["loss"] != firsts[1][0]["loss"]
     jobs = [job_of(str(compared / f"{name}-seed1" / "job.toml")) for name in NAMES]
-    states = [net_of(job, data_spec_of(job)).model.state_dict() for job in jobs]
+    states = [weft.materialize(net_of(job, data_spec_of(job)).model, seed=job.train.seed).state_dict() for job in jobs]
     assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in other)
     assert len({job.train.seed for job in jobs}) == 1
 
@@ -138,8 +141,9 @@ def test_a_model_is_exported(compared: Path, capsys: pytest.CaptureFixture[str])
     run = compared / "wpipe-seed0"
     assert main(["export", str(run), "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
-    model = net_of(job_of(str(run / "job.toml")), data_spec_of(job_of(str(run / "job.toml")))).model
-    model.load_state_dict(load_file(written["model"]), strict=True)
+    job = job_of(str(run / "job.toml"))
+    model = weft.materialize(net_of(job, data_spec_of(job)).model, weights=written["model"])
+    assert set(model.state_dict()) == set(load_file(written["model"]))
     assert same(dict(model.state_dict()), weights(run))
     assert "huggingface" not in written
 
@@ -159,13 +163,18 @@ def test_a_transformer_is_exported_for_hugging_face(tmp_path: Path, capsys: pyte
         """
     )
     assert main(["train", str(file)]) == 0
-    assert main(["export", str(tmp_path / "words"), "-o", str(tmp_path / "out")]) == 0
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "huggingface").eval()
     job = job_of(str(file))
-    ours = net_of(job, data_spec_of(job)).model
-    ours.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
+    ours = weft.materialize(net_of(job, data_spec_of(job)).model)
     tokens = torch.randint(32, (2, 8))
-    torch.testing.assert_close(theirs(tokens).logits, ours.eval()(tokens), atol=1e-5, rtol=1e-4)
+    for size in ("5GB", "100KB"):
+        out = tmp_path / size
+        assert main(["export", str(tmp_path / "words"), "-o", str(out), "--shard-size", size]) == 0
+        shards = list((out / "huggingface").glob("model-*-of-*.safetensors"))
+        assert (len(shards) > 2) == (size == "100KB")
+        assert all(shard.stat().st_size < 110_000 for shard in shards)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(out / "huggingface").eval()
+        ours.load_state_dict(read_all(StoredWeights(out)))
+        torch.testing.assert_close(theirs(tokens).logits, ours.eval()(tokens), atol=1e-5, rtol=1e-4)
 
 
 def test_export_of_a_missing_run_is_refused(

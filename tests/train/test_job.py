@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from weft.errors import WeftError
 from weft.schedule import METHODS
 from weft.train.config import load, to_toml
 from weft.train.data import DATA
-from weft.train.job import OPTIMIZERS, Job, job_of, ranks_of, resolved, schedule_of
+from weft.train.job import OPTIMIZERS, Job, job_of, ranks_of, read_job_of_run, resolved, schedule_of
 from weft.train.models import MODELS
 from weft.train.optimizers import CLASSES
 
@@ -43,6 +44,23 @@ def test_a_printed_job_is_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (job.train.lr, job.schedule.ranks) == (1e-4, ranks_of(job_of(None)))
     assert main(["train", "--print-config", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schedule"]["name"] == "wpipe"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])
+def test_bf16_of_an_earlier_weft_is_autocast(precision: str, tmp_path: Path) -> None:
+    """weft writes complete jobs; those without a format are from before bf16 had masters."""
+    written = to_toml(job_of(None, [f"train.precision={precision}"]))
+    old = re.sub(r"(?m)^format = .*\n", "", written)
+    assert old != written
+    file = tmp_path / "job.toml"
+    for text, expected in [
+        (written, precision),
+        (old, "bf16-autocast" if precision == "bf16" else precision),
+        (f'[train]\nprecision = "{precision}"\n', precision),  # by hand
+    ]:
+        file.write_text(text)
+        assert job_of(str(file)).train.precision == read_job_of_run(tmp_path).train.precision == expected
+        assert job_of(str(file), ["train.precision=bf16"]).train.precision == "bf16"
 
 
 @pytest.mark.parametrize("registry", [MODELS, DATA])

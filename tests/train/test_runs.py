@@ -3,9 +3,11 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.train.jobs import lines, same, summary, train, weights
+from tests.train.jobs import TINY, lines, same, summary, train, weights
+from torch import nn
 
 from weft.cli import main
 from weft.train.job import job_of
@@ -32,6 +34,7 @@ def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert training[-1]["update"] == 24
     assert training[-1]["samples"] == 24 * 16
     assert {"update", "samples", "seconds", "loss", "lr", "samples_per_second", "bubble", "memory"} <= set(training[0])
+    assert len(training[-1]["resident"]) == 1  # process
     assert evaluations[-1]["loss"] < evaluations[0]["loss"]
     assert 0 < evaluations[-1]["accuracy"] <= 1
     result = summary(RUN)
@@ -39,6 +42,8 @@ def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["final"]["loss"] == evaluations[-1]["loss"]
     assert result["delay"] == [1, 1, 0, 0]
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
+    assert [rank["resident"]["ranks"] for rank in result["ranks"]] == [2, 2]
+    assert "Resident set of each process" in (RUN / "report.html").read_text()
 
 
 def test_the_learning_rate_is_that_of_the_schedule() -> None:
@@ -70,6 +75,61 @@ def test_a_resumed_run_is_identical_to_an_uninterrupted_one(schedule: str) -> No
     ]
     assert figures[0] == figures[1]
     assert lines(resumed, "evaluation")[-1]["loss"] == lines(uninterrupted, "evaluation")[-1]["loss"]
+
+
+def test_a_resumed_run_initializes_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    initialized: list[nn.Linear] = []
+    reset = nn.Linear.reset_parameters
+
+    def record(linear: nn.Linear) -> None:
+        reset(linear)
+        if not linear.weight.is_meta:
+            initialized.append(linear)
+
+    monkeypatch.setattr(nn.Linear, "reset_parameters", record)
+    assert train(train__updates=8) == 0
+    assert len(initialized) == 9
+    assert train("--continue", train__updates=16) == 0
+    assert len(initialized) == 9
+
+
+META_MODEL = """
+import weft
+from torch import nn
+
+def build(spec):
+    with weft.on_meta():
+        return [nn.Linear(spec.features, 8), *(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, spec.classes)]
+"""
+
+
+def test_a_run_of_a_custom_model_on_the_meta_device() -> None:
+    """Its weights depend on nothing but the job, and a resumed run is identical."""
+    Path("meta_model.py").write_text(META_MODEL)
+    changed = {"model.name": "meta_model.py:build", "train.updates": 8, "checkpoint.every": 4, "evaluate.every": 4}
+    data = {key: value for key, value in TINY.items() if not key.startswith("model.")}
+
+    def run(name: str, *more: str, **changes: Any) -> dict[str, Any]:
+        settings = data | changed | {"name": name, "schedule.virtual": True} | changes
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        assert main(["train", *sets, *more]) == 0
+        return weights(Path("runs") / name)
+
+    whole = run("whole")
+    assert same(run("again"), whole)
+    run("resumed", **{"train.updates": 4})
+    assert same(run("resumed", "--continue"), whole)
+
+
+def test_a_run_of_an_earlier_weft_goes_on_with_autocast() -> None:
+    """Its job has no format; then bf16 meant autocast, without masters."""
+    assert train(train__precision="bf16", train__updates=8) == 0
+    assert all(rank["bytes"]["masters"] == 2 * rank["bytes"]["weights"] > 0 for rank in summary(RUN)["ranks"])
+    file = RUN / "job.toml"
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("format = ")))
+    assert main(["train", "--resume", "tiny", "--set", "train.updates=16"]) == 0
+    assert job_of(str(file)).train.precision == "bf16-autocast"
+    assert all(rank["bytes"]["masters"] == 0 for rank in summary(RUN)["ranks"])
 
 
 def test_a_run_resumes_under_another_schedule() -> None:
@@ -113,7 +173,7 @@ def test_continue_starts_and_resumes(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_resumed_run_keeps_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured times differ; here the second measurement would give another partition."""
     times = [1.0] * 9
-    monkeypatch.setattr("weft.runtime.partition.balance.layer_seconds", lambda layers, example, device: times)
+    monkeypatch.setattr("weft.runtime.partition.balance.layer_seconds", lambda layers, example, **options: times)
     train(schedule__balance="time", train__updates=8)
     assert summary(RUN)["layers"] == [3, 2, 2, 2]
     times[:3] = [9.0] * 3

@@ -2,12 +2,12 @@
 
 Chunk `k` passes micro-batch `j` of mini-batch `t` at the weights after `t - delay` updates, predicted `ahead` updates
 beyond them; its backward reads the same, or the newest weights, predicted `backward` updates ahead. The mean gradient
-of all micro-batches makes the next version, by SGD with momentum. A prediction moves along the momentum.
+of all micro-batches makes the next version, by SGD with momentum. A prediction moves along the momentum. With a
+`dtype`, passes read weights and inputs rounded to it, and gradients are added up in that of the weights.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
@@ -58,7 +58,7 @@ def train(
     *,
     loss_fn: Callable[[Tensor, Tensor], Tensor],
     microbatches: int,
-    autocast: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
     """The weights after one update a mini-batch; layer `k` of the model is chunk `k`."""
     names = [name for name, _ in model.named_parameters()]
@@ -74,11 +74,11 @@ def train(
         for j, (x, y) in enumerate(zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True)):
             reads = [law(chunk, j) for chunk in chunks]
             leaves = [
-                weight(max(0, t - read.delay), read.ahead, index).requires_grad_() for index, read in enumerate(reads)
+                weight(max(0, t - read.delay), read.ahead, index).to(dtype or x.dtype).requires_grad_()
+                for index, read in enumerate(reads)
             ]
-            with torch.autocast(x.device.type, dtype=autocast) if autocast else contextlib.nullcontext():
-                output = functional_call(model, dict(zip(names, leaves, strict=True)), (x,))
-                loss = loss_fn(output, y) / microbatches
+            output = functional_call(model, dict(zip(names, leaves, strict=True)), (x.to(dtype or x.dtype),))
+            loss = loss_fn(output.to(y.dtype), y) / microbatches
             for index, (leaf, read) in enumerate(zip(leaves, reads, strict=True)):
                 if read.backward is not None:
                     leaf.data.copy_(weight(t, read.backward, index))  # behind autograd's back

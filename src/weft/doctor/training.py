@@ -59,7 +59,7 @@ def law(method: str, dtypes: tuple[str, ...], place: Place, reads: oracle.Law | 
     far: dict[str, float] = {}
     words = []
     for dtype in dtypes:
-        if reason := max(place.gather(_missing(dtype, formula, place))):  # on any rank
+        if reason := max(place.gather(_missing(dtype, place))):  # on any rank
             words.append(f"{dtype} {reason}")
         else:
             far[dtype] = _distance_from_formula(method, dtype, place, reads or formula)
@@ -83,7 +83,7 @@ def _distance_from_formula(method: str, dtype: str, place: Place, reads: oracle.
         reads,
         loss_fn=functional.mse_loss,
         microbatches=place.stages,
-        autocast=torch.bfloat16 if dtype == "bf16" else None,
+        dtype=torch.bfloat16 if dtype == "bf16" else None,
     )
     return _distance(trained, expected, model.state_dict())
 
@@ -182,14 +182,12 @@ def _batches(dtype: str, place: Place) -> list[tuple[Tensor, Tensor]]:
 
 
 def _stored(dtype: str) -> torch.dtype:
-    """Of weights and inputs; bf16 is for computing only."""
+    """Of parameters and inputs; bf16 is for computing only."""
     return torch.float64 if dtype == "fp64" else torch.float32
 
 
-def _missing(dtype: str, formula: oracle.Law, place: Place) -> str:
-    """Why a method can't be checked in a dtype; empty if it can."""
-    if dtype == "bf16" and formula(0, 0).backward is not None:
-        return "not supported"  # whose backwards read other weights than its forwards
+def _missing(dtype: str, place: Place) -> str:
+    """Why a dtype can't be checked; empty if it can."""
     try:
         ones: Any = torch.ones(2, 2, dtype=DTYPES[dtype], device=place.device)
         (ones @ ones).cpu()

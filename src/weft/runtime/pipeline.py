@@ -17,8 +17,9 @@ from weft.runtime import checkpoint
 from weft.runtime.assembly import Settings, assemble
 from weft.runtime.device import current_stream, within_stream
 from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
+from weft.runtime.initial import Weights
 from weft.runtime.process import status
-from weft.runtime.report import Report, gather_report, gather_timeline
+from weft.runtime.report import Report, empty_process, explain_resident, gather_report, gather_timeline
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import RecomputeChoice, Schedule, Timeline, check_sizes
 
@@ -40,7 +41,9 @@ class Pipeline:
     """A model in training, cut into chunks over the ranks of a pipeline.
 
     With a process group (`weft.launch`, torchrun) there is one rank a process; without one, all `stages` are
-    virtual ranks of this process. The model's layers belong to the pipeline from now on.
+    virtual ranks of this process. The model's layers belong to the pipeline from now on; those that other ranks hold
+    are moved to the meta device. A model that is built there (`with weft.on_meta():`) has its weights made where they
+    are needed: as the model initializes itself, or from `weights`, a file or folder of safetensors.
     """
 
     def __init__(
@@ -57,11 +60,12 @@ class Pipeline:
         recompute: RecomputeChoice | Sequence[RecomputeChoice] | None = None,
         lr_scheduler: SchedulerMaker | None = None,
         clip_norm: float | None = None,
-        precision: Literal["fp32", "bf16"] | None = None,
+        precision: Literal["fp32", "bf16", "bf16-autocast"] | None = None,
         nan: Literal["stop", "skip"] = "stop",
         max_skips: int = 10,
         seed: int = 0,
         deadline: float = 60.0,
+        weights: Weights = None,
         cut: Sequence[str] | None = None,
         example: Any = None,
         device: str | torch.device | None = None,
@@ -70,7 +74,8 @@ class Pipeline:
         telemetry: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "model")}
-        self._assembly = assemble(model, Settings(**given))
+        self._empty = empty_process(model)
+        self._assembly = assemble(model, Settings(**given), checkpoint.stored_weights)
         self.schedule, self.replicas, self.balance = self._assembly.schedule, replicas, self._assembly.balance
         self._driver = self._assembly.driver
         self._fed = 0  # mini-batches since the last flush
@@ -232,10 +237,23 @@ class Pipeline:
 
     # State
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The whole model's state, on every rank, with the plain model's names; drains."""
+    def state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
+        """The whole model's state with the plain model's names, on every rank; drains. Every rank calls it.
+
+        With `rank0_only`, other ranks get an empty dict, and never hold a tensor of another rank.
+        """
+        return dict(self.iter_state_dict(rank0_only=rank0_only))
+
+    def iter_state_dict(self, *, rank0_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """The names and tensors of `state_dict`, one at a time, so that no rank has to hold the whole model; drains.
+
+        Every rank iterates to the end before the next step, and takes less than the deadline for each tensor. With
+        `rank0_only`, other ranks send what they hold, and their loops have no turn.
+        """
         self.flush()
-        return checkpoint.state_dict(self._assembly)
+        return checkpoint.iter_state_dict(
+            self._assembly, lambda: (self._driver.workers[0].begun, self._fed), rank0_only=rank0_only
+        )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set all weights and buffers from a state_dict with the plain model's names; drains.
@@ -269,7 +287,8 @@ class Pipeline:
         """Resume from a checkpoint that any schedule has saved, on any number of ranks; returns its `extra`.
 
         Drains. Every rank calls it. A checkpoint that is damaged, or of another model or optimizer, is refused before
-        anything has changed. It fails if no rank has read a byte for `deadline` seconds.
+        anything has changed; an I/O error after that breaks the pipeline. It fails if no rank has read a byte for
+        `deadline` seconds.
         """
         self._check_usable()
         self.flush()
@@ -286,7 +305,11 @@ class Pipeline:
 
     def report(self) -> Report:
         """How every rank has used time and memory so far; every rank calls it."""
-        return gather_report(self._assembly)
+        return gather_report(self._assembly, self._empty)
+
+    def resident(self) -> dict[str, int]:
+        """The resident set of this process now and at its peak, and what the peak consists of; asks no other rank."""
+        return explain_resident(self._assembly, self._empty)
 
     @property
     def actions(self) -> int:

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from torch import nn
+
+from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS, resident_sets
 from weft.runtime.assembly import Assembly
+from weft.runtime.process import Resident, resident
 from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_count
@@ -39,10 +43,18 @@ class Report:
             ]
             for rank in self.ranks
         ]
-        table = [[cell.replace("_", " ") for cell in head], *rows]
-        widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join([f"{self.schedule.title}; memory at its peak", *lines, *self._staleness()])
+        lines = _table([[cell.replace("_", " ") for cell in head], *rows])
+        return "\n".join([f"{self.schedule.title}; memory at its peak", *lines, *self._resident(), *self._staleness()])
+
+    def _resident(self) -> list[str]:
+        """The resident set of each process, and what its peak consists of."""
+        sets = resident_sets(self.ranks)
+        title = "resident set, and its peak in parts" + (f"; {SHARED_PROCESS}" if len(sets) < len(self.ranks) else "")
+        rows = [
+            [name, *(_signed(figures[part]) for part in ("now", "peak", *RESIDENT_PARTS))]
+            for name, figures in sets.items()
+        ]
+        return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows])]
 
     def _staleness(self) -> list[str]:
         """How far from the weights that their updates met mini-batches were computed, on average, if sampled."""
@@ -57,15 +69,60 @@ class Report:
         return lines
 
 
-def gather_report(assembly: Assembly) -> Report:
-    """The figures of all ranks; every process asks."""
+def _table(rows: list[list[str]]) -> list[str]:
+    """The lines of a table, whose columns are as wide as their longest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def gather_report(assembly: Assembly, empty: Resident) -> Report:
+    """The figures of all ranks; every process asks. `empty` is its resident set before the pipeline was built."""
     transport, own = assembly.transport, []
     for worker in assembly.driver.workers:
         worker.memory.count_all(transport.nbytes())
-        own.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()})
+    explained = {"resident": explain_resident(assembly, empty)}
+    for worker in assembly.driver.workers:
+        own.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()} | explained)
     gathered = assembly.collectives.all_gather(own, purpose="gather a report")
     ranks = tuple(rank for ranks in gathered for rank in ranks)
     return Report(schedule=assembly.schedule, replicas=assembly.settings.replicas, ranks=ranks)
+
+
+def empty_process(model: Any) -> Resident:
+    """The resident set before a pipeline is built, without the weights of its model that are in memory already."""
+    tops = model if isinstance(model, list | tuple) else [model]
+    modules = [top for top in tops if isinstance(top, nn.Module)]
+    tensors = [tensor for top in modules for tensor in (*top.parameters(), *top.buffers()) if tensor.is_cpu]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    found = resident()
+    return found._replace(now=max(0, found.now - sum(storages.values())))
+
+
+def explain_resident(assembly: Assembly, empty: Resident) -> dict[str, int]:
+    """The resident set of this process now and at its peak, and what the peak consists of.
+
+    The meters count bytes of the device: on an accelerator, they explain nothing here.
+    """
+    found, workers = resident(), assembly.driver.workers
+    messages = max(0, found.shared - empty.shared)
+    counted = 0
+    if assembly.compute.device.type == "cpu":
+        shared = min(assembly.transport.nbytes(), messages)  # is in the counted buffers, too
+        counted = sum(worker.meter.peak_total for worker in workers) - shared
+    return {
+        "now": found.now,
+        "peak": found.peak,
+        "process": empty.now,
+        "counted": counted,
+        "messages": messages,
+        "rest": found.peak - empty.now - counted - messages,
+        "ranks": len(workers),
+    }
+
+
+def _signed(nbytes: int) -> str:
+    """An amount that may be negative: memory that was counted, and never touched."""
+    return f"-{format_bytes(-nbytes)}" if nbytes < 0 else format_bytes(nbytes)
 
 
 def gather_timeline(assembly: Assembly, minibatches: int | None) -> Timeline:

@@ -26,7 +26,8 @@ class ChunkCost:
     """Time and memory of one micro-batch in one chunk.
 
     `input_bytes` is the size of the message to this chunk (and of the gradient that it sends back). A forward keeps
-    `activation_bytes` for its backward, which include the input.
+    `activation_bytes` for its backward, which include the input. `weight_bytes` are those of one version, as passes
+    read it; with mixed precision, it is rounded from the masters.
 
     With `recompute`, a forward keeps `kept_bytes` (its input), and the backward runs it again, which adds
     `rebuilt_bytes` (the rest of the activations). With "layer", it keeps the input of each of its `layers`, and the
@@ -42,6 +43,7 @@ class ChunkCost:
     weight_bytes: float = 1.0
     gradient_bytes: float = 1.0
     optimizer_bytes: float = 2.0
+    master_bytes: float = 0.0
     recompute: RecomputeChoice = False
     layers: float = 1.0
     kept_bytes: float | None = None
@@ -105,6 +107,7 @@ class Cost:
         weight_bytes: float = 1.0,
         gradient_bytes: float = 1.0,
         optimizer_bytes: float = 2.0,
+        master_bytes: float = 0.0,
         recompute: RecomputeChoice | Sequence[RecomputeChoice] = False,
         layers: float = 1.0,
         link: Link | None = None,
@@ -124,6 +127,7 @@ class Cost:
             weight_bytes=weight_bytes,
             gradient_bytes=gradient_bytes,
             optimizer_bytes=optimizer_bytes,
+            master_bytes=master_bytes,
             layers=layers,
         )
 
@@ -138,6 +142,7 @@ class Cost:
                 weight_bytes=whole.weight_bytes / parts,
                 gradient_bytes=whole.gradient_bytes / parts,
                 optimizer_bytes=whole.optimizer_bytes / parts,
+                master_bytes=whole.master_bytes / parts,
                 recompute=choice,
                 layers=max(1.0, whole.layers / parts),
             )

@@ -1,6 +1,7 @@
 """The memory of each rank by category, counted along the rows that it executes.
 
-weights          the newest version of its chunks
+weights          the newest version of its chunks, as passes read it
+masters          what passes read is rounded from them, with mixed precision
 extra_versions   older versions that will still be read
 gradients        of a chunk, from a mini-batch's first weight gradient in it (B or W) to its update
 optimizer        the state of the optimizer
@@ -23,7 +24,7 @@ from weft.simulate.cost import Cost, action_durations
 from weft.simulate.executor import Floats, Ints, Segment
 
 ROUNDING = 1e-12  # tolerance of times, relative to the length of the run
-CATEGORIES = ("weights", "extra_versions", "gradients", "optimizer", "activations", "buffers")
+CATEGORIES = ("weights", "masters", "extra_versions", "gradients", "optimizer", "activations", "buffers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,10 @@ def measure(program: Program, cost: Cost, segments: list[Segment]) -> list[RankM
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Sizes:
-    """Bytes and times: weight, optimizer and gradient per chunk, the rest per kind (`op * chunks + chunk`)."""
+    """Bytes and times: weight, master, optimizer and gradient per chunk, the rest per kind (`op * chunks + chunk`)."""
 
     weight: Floats
+    master: Floats
     optimizer: Floats
     gradient: Floats
     keeps: Floats  # activations allocated at its start
@@ -79,6 +81,7 @@ class _Sizes:
         op = np.repeat(np.arange(len(Op), dtype=np.int8), len(cost.chunks))
         return cls(
             weight=column("weight_bytes"),
+            master=column("master_bytes"),
             optimizer=column("optimizer_bytes"),
             gradient=column("gradient_bytes"),
             keeps=keeps.ravel(),
@@ -205,7 +208,8 @@ def _peak(during: Floats, after: Floats) -> tuple[int, bool]:
 def _held(ran: _ExecutedRows, sizes: _Sizes, changes: list[_Change], place: int, running: bool) -> dict[str, float]:
     """The bytes of each category at a moment, without waiting messages."""
     held = dict.fromkeys(CATEGORIES, 0.0)
-    held["weights"], held["optimizer"] = sizes.weight[ran.chunks].sum(), sizes.optimizer[ran.chunks].sum()
+    for name, whole in (("weights", sizes.weight), ("masters", sizes.master), ("optimizer", sizes.optimizer)):
+        held[name] = whole[ran.chunks].sum()
     for name, moments, with_start, by in changes:
         held[name] += by[(moments < place) | ((moments == place) & (with_start or not running))].sum()
     kinds = ran.kind[: place + 1]

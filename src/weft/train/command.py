@@ -155,5 +155,11 @@ def export(arguments: argparse.Namespace) -> None:
     from weft.train.export import export as run
 
     folder = find_run(arguments.run_folder)
-    written = run(folder, checkpoint=arguments.checkpoint, output=arguments.output, trust=arguments.trust)
+    written = run(
+        folder,
+        checkpoint=arguments.checkpoint,
+        output=arguments.output,
+        shard_size=arguments.shard_size,
+        trust=arguments.trust,
+    )
     print(json.dumps(written, indent=2) if arguments.json else "\n".join(written.values()))

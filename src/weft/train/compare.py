@@ -149,7 +149,7 @@ def _by_schedule(runs: Sequence[Summary]) -> dict[str, list[Summary]]:
 def _table(runs: Sequence[Summary], metric: str, target: float | None) -> tuple[list[str], list[list[str]]]:
     """One row a schedule: means over its seeds, with the spread of the metric."""
     ranks = [rank for summary in runs for rank in summary["ranks"]]
-    categories = [name for name in CATEGORIES if any(rank["peak_bytes"][name] for rank in ranks)]
+    categories = [name for name in CATEGORIES if any(rank["peak_bytes"].get(name) for rank in ranks)]
     head = ["schedule", "samples/s", "bubble", "delay", f"final {metric}", f"best {metric}"]
     head += [f"time to {target:.4g}" if target is not None else "time to target"]
     head += ["memory, largest rank", *(name.replace("_", " ") for name in categories)]
@@ -167,7 +167,7 @@ def _row(schedule: str, runs: Sequence[Summary], metric: str, categories: Sequen
         _spread([run["final"][metric] for run in runs if metric in run["final"]]),
         _spread([run["best"]["value"] for run in runs if run["best"]]),
         "not reached" if None in times else format_clock(mean(times)),
-        *(format_bytes(int(mean(peak[name] for peak in peaks))) for name in ("total", *categories)),
+        *(format_bytes(int(mean(peak.get(name, 0) for peak in peaks))) for name in ("total", *categories)),
     ]
 
 

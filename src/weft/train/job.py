@@ -22,6 +22,8 @@ from weft.train.data import DATA, CustomData
 from weft.train.models import MODELS, CustomModel
 from weft.train.trust import check_trust
 
+FORMAT = 2  # of jobs; 1 had no key for it, and its bf16 was autocast
+KEYS_OF_FORMAT_1 = {"name", "model", "data", "schedule", "train", "evaluate", "checkpoint", "log"}
 MOST_RANKS = 4  # by default
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax")
 
@@ -77,7 +79,11 @@ class Training:
     betas: list[float] = option([0.7, 0.95], "Adam family: betas; late gradients need less momentum than 0.9")
     weight_decay: float = option(0.01, "decoupled in adamw and nadamw", least=0)
     clip_norm: float = option(0.0, "maximum norm of a mini-batch's gradients; 0: no limit", least=0)
-    precision: str = option("fp32", "bf16: autocast", allowed=("fp32", "bf16"))
+    precision: str = option(
+        "fp32",
+        "bf16: compute with bf16 weights of fp32 masters; bf16-autocast: autocast over fp32 weights",
+        allowed=("fp32", "bf16", "bf16-autocast"),
+    )
     nan: str = option(
         "stop",
         "what to do if a loss is not finite, or gradients are not (stop: with clip_norm only)",
@@ -127,6 +133,7 @@ class Job:
     """One training run."""
 
     name: str = option("", "name of the run's folder; empty: model and schedule, numbered")
+    format: int = option(FORMAT, "version of this format, which weft writes", least=FORMAT, most=FORMAT)
     model: Any = tagged(MODELS, "gpt", "model to train", custom=CustomModel)
     data: Any = tagged(DATA, "python", "data to train on", custom=CustomData)
     schedule: ScheduleChoice = field(default_factory=ScheduleChoice)
@@ -138,7 +145,7 @@ class Job:
 
 def job_of(file: str | None, sets: Sequence[str] = ()) -> Job:
     """The job of a file, with `key=value` settings on top."""
-    job = load(Job, file, sets)
+    job = load(Job, file, sets, upgrade=_upgrade)
     check(job)
     return job
 
@@ -162,7 +169,15 @@ def read_job_of_run(folder: Path, sets: Sequence[str] = ()) -> Job:
     file = folder / "job.toml"
     if not file.is_file():
         raise WeftError(f"{folder} is not a run: it has no job.toml; name a folder such as runs/gpt-wpipe")
-    return load(Job, str(file), sets)
+    return load(Job, str(file), sets, upgrade=_upgrade)
+
+
+def _upgrade(table: dict[str, Any]) -> None:
+    """A complete job without a format was written by an earlier weft; what users write is seldom complete."""
+    train = table.get("train")
+    is_old = "format" not in table and table.keys() >= KEYS_OF_FORMAT_1
+    if is_old and isinstance(train, dict) and train.get("precision") == "bf16":
+        train["precision"] = "bf16-autocast"
 
 
 def user_code_of(job: Job) -> dict[str, str]:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from weft.draw.report import Run, report
+from weft.metrics import resident_sets
 from weft.text import format_bytes, format_clock
 from weft.train.run import Folder, read_metrics
 
@@ -31,6 +32,7 @@ def run_of(folder: Folder, *, name: str) -> Run:
         training=[line for line in lines if line["kind"] == "train"],
         evaluations=[line for line in lines if line["kind"] == "evaluation"],
         memory=[rank["peak_bytes"] for rank in ranks],
+        resident=resident_sets(ranks),
         bubbles=[rank["bubble"] for rank in ranks],
         timeline=folder.text("timeline.svg"),
         configuration=folder.text("job.toml"),
@@ -51,6 +53,8 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
         "bubble": f"{bubble(summary):.1%}",
         "memory, largest rank": format_bytes(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
     }
+    if resident := resident_sets(summary["ranks"]):
+        shown["resident set, largest process"] = format_bytes(max(figures["peak"] for figures in resident.values()))
     shown |= {f"held-out {name}": _number(value) for name, value in summary["final"].items()}
     if summary["best"]:
         shown[f"best {summary['metric']}"] = f"{summary['best']['value']:.4g} at update {summary['best']['update']:,}"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from weft import faults
 from weft.errors import WeftError
 from weft.runtime import Pipeline, cures
 from weft.runtime.comm import Collectives
+from weft.runtime.storage import Form
 from weft.runtime.update import Cure
 from weft.schedule import Schedule, lower
 from weft.train.data import BatchSampler, Data, Draw, differences, entropy, identity_of, index_checksum, open_data
@@ -135,10 +137,28 @@ def data_spec_of(job: Job) -> DataSpec:
     return open_data(job.data, seed=job.train.seed, targets=False).train.spec
 
 
+class LoadedLater:
+    """A source of weights for a model that a checkpoint will fill: nothing is initialized or read before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._state = model.state_dict(keep_vars=True)
+
+    def names(self) -> Collection[str]:
+        return self._state.keys()
+
+    def form(self, name: str) -> Form:
+        return self._state[name].dtype, tuple(self._state[name].shape)
+
+    def read_into(self, name: str, tensor: Tensor) -> None:
+        pass
+
+
 def net_of(job: Job, spec: DataSpec, *, resumed: bool = False) -> Net:
     """The model of a job; a resumed run takes its weights from the checkpoint only."""
     options = replace(job.model, weights="") if resumed and hasattr(job.model, "weights") else job.model
     net = build_model(options, spec, seed=job.train.seed)
+    if resumed and isinstance(net.model, nn.Module):
+        net = replace(net, weights=LoadedLater(net.model))
     known = ("loss", *net.metrics)
     if job.evaluate.metric not in known:
         raise WeftError(
@@ -153,6 +173,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
     predicts = bool(lower(schedule).predicts.any())
     return Pipeline(
         net.model,
+        weights=net.weights,
         loss_fn=net.loss_fn,
         optimizer=optimizer_of(job.train),
         lr_scheduler=scheduler_of(job.train, updates),
@@ -162,7 +183,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
         example=example_of(spec, job.train.batch // (schedule.microbatches * choice.replicas)),
         recompute=choice.recompute or None,  # type: ignore[arg-type]  # which the check of a job knows to be right
         clip_norm=job.train.clip_norm or None,
-        precision="bf16" if job.train.precision == "bf16" else None,
+        precision=job.train.precision,  # type: ignore[arg-type]  # one of those that are allowed
         nan="skip" if job.train.nan == "skip" else "stop",
         max_skips=job.train.max_skips,
         seed=job.train.seed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -163,10 +162,8 @@ class JobRun:
 
     def _finish(self, ended: Ended) -> dict[str, Any]:
         """Write the results; the summary."""
-        own = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self.pipe.flush().skipped]
-        resident, skipped = zip(*self._all_gather(own, "report their memory"), strict=True)
-        summary = self._summary(ended) | {"ranks": _without_samples(ended), "resident_bytes": list(resident)}
-        summary |= {"skipped": max(skipped)}
+        skipped = self._all_gather(self.pipe.flush().skipped, "report skipped mini-batches")
+        summary = self._summary(ended) | {"ranks": _without_samples(ended), "skipped": max(skipped)}
         summary |= {"restarts": self.start.restarts, "invocation": self.start.invocation}
         if self.collectives.first:
             self.folder.write_summary(summary)

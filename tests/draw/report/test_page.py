@@ -64,6 +64,19 @@ def test_several_runs_share_the_colour_of_their_group() -> None:
     assert '<td class="best">12</td>' in text
 
 
+def test_the_resident_set_is_shown_in_parts() -> None:
+    figures = {"now": 300, "peak": 400, "process": 250, "counted": 100, "messages": 0, "rest": 50, "ranks": 1}
+    title = "Resident set of each process at its peak"
+    two = make_run(resident={"rank 0": figures, "rank 1": figures | {"peak": 390, "rest": -10, "counted": 150}})
+    chart = charts(report([two], title="t", metric="loss"))[title]
+    assert chart.count("<rect") == 3 + 2  # nothing for a part that is not above 0
+    assert "empty process" in chart
+    assert "400 B" in chart
+    assert "Virtual" not in chart
+    one = make_run(resident={"ranks 0–3": figures | {"ranks": 4}})
+    assert "Virtual ranks share one process." in charts(report([one], title="t", metric="loss"))[title]
+
+
 @pytest.mark.parametrize("updates", [0, 1, 2])
 def test_short_and_empty_runs(updates: int) -> None:
     bare: dict[str, Any] = {"memory": [], "bubbles": [], "configuration": "", "sample": "", "figures": {}}

@@ -36,6 +36,7 @@ def test_the_signature_of_pipeline_is_that_of_the_settings() -> None:
         ("recompute", [True, False]),
         ("clip_norm", 1.0),
         ("precision", "bf16"),
+        ("precision", "bf16-autocast"),
         ("nan", "skip"),
         ("max_skips", 3),
         ("seed", 1),
@@ -56,8 +57,9 @@ def test_options_that_may_differ_between_ranks() -> None:
     assert settings(device="cpu", deadline=5.0, telemetry=3).compared() == settings().compared()
 
 
-def test_a_checkpoint_records_replicas_and_seed() -> None:
-    assert settings(replicas=2, seed=7).about() == {"replicas": 2, "seed": 7}
+def test_a_checkpoint_records_replicas_precision_and_seed() -> None:
+    given = {"replicas": 2, "precision": "bf16", "seed": 7}
+    assert settings(**given).about() == given
 
 
 @pytest.mark.parametrize(

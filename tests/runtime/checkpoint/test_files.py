@@ -6,6 +6,7 @@
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 from collections import Counter
@@ -20,7 +21,7 @@ from tests.helpers.models import WIDTH, batches, loss_fn
 from torch import Tensor, nn
 
 import weft
-from weft.runtime.checkpoint import files
+from weft.runtime.checkpoint import files, pipeline_state
 from weft.runtime.checkpoint.optimizer_state import decode, encode
 from weft.runtime.pipeline import Pipeline
 
@@ -548,6 +549,17 @@ def test_a_sparse_tensor_is_refused() -> None:
     sparse = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (3,), check_invariants=True)
     with pytest.raises(weft.WeftError, match=r"optimizer/0.weight/sum is a torch.sparse_coo one; keep it dense"):
         files.write_tensors(Path("never"), {"optimizer/0.weight/sum": sparse})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float | None) -> None:
+    weight = torch.ones(5, 3, dtype=dtype)
+    if bad is not None:
+        weight[3, 1] = bad
+    assert pipeline_state._is_finite(weight) == (bad is None)
+    assert pipeline_state._is_finite(weight[:0])
+    assert pipeline_state._is_finite(torch.ones(3, dtype=torch.int64))
 
 
 def test_a_closed_pipeline_is_refused(tmp_path: Path) -> None:

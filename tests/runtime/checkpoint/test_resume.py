@@ -23,6 +23,7 @@ from torch.optim import lr_scheduler as schedulers
 
 import weft
 from weft.runtime import checkpoint
+from weft.runtime.assembly import BuiltChunk
 from weft.runtime.checkpoint import files
 from weft.runtime.pipeline import Pipeline
 from weft.runtime.update import PartState, UpdatePart
@@ -34,6 +35,7 @@ from weft.runtime.update.rates_ahead import RatesAhead
 BEFORE, AFTER = 3, 3  # mini-batches
 EXACT, DECAYED = {"versions": "exact"}, {"extrapolation": "decayed"}
 ONE = {"microbatches": 1}  # so that predictions look several updates ahead
+BF16 = {"precision": "bf16"}
 MARE = {"cure": weft.cures.PipeMare(anneal=20), "microbatches": 1}
 
 
@@ -59,10 +61,10 @@ class Words(nn.Embedding):
         return super().forward((x[:, :4] > 0).long() @ torch.tensor([1, 2, 4, 8], device=x.device)) + x
 
 
-def odd() -> nn.Sequential:
+def odd(*, real: bool = False) -> nn.Sequential:
     """Complex numbers, sparse gradients, a frozen layer, a parameter used three times, and unused tensors."""
     words = Words(WIDTH, WIDTH, sparse=not is_pretend())  # which has neither sparse tensors nor conjugate views
-    layers: list[nn.Module] = [words, nn.Tanh() if is_pretend() else Turn()]
+    layers: list[nn.Module] = [words, nn.Tanh() if real or is_pretend() else Turn()]
     layers += [nn.Linear(WIDTH, WIDTH) for _ in range(6)]
     layers[4].weight = layers[5].weight = layers[2].weight
     layers[3].requires_grad_(False)
@@ -72,7 +74,11 @@ def odd() -> nn.Sequential:
     return model
 
 
-KINDS: dict[str, Callable[[], nn.Sequential]] = MODELS | {"dropping": dropping, "odd": odd}
+KINDS: dict[str, Callable[[], nn.Sequential]] = MODELS | {
+    "dropping": dropping,
+    "odd": odd,
+    "odd-real": functools.partial(odd, real=True),
+}
 
 
 class Ramp:
@@ -179,6 +185,13 @@ CASES = [
     Case(schedule="2bw", model="conv", options={"recompute": "layer"}),
     *(Case(schedule=name, model="odd", optimizer="sgd") for name in ("2bw", "xpipe")),
     Case(schedule="xpipe", model="odd", optimizer="sgd", options={"predict": DECAYED}),
+    *(Case(schedule=name, options=BF16) for name in ("1f1b", "2bw", "wpipe", "xpipe")),
+    Case(schedule="xpipe", optimizer="momentum", options=BF16 | {"predict": EXACT}),
+    Case(schedule="2bw", options=BF16 | {"cure": weft.cures.GapAware(decay=0.9)}),
+    Case(schedule="wpipe", model="conv", options=BF16 | {"replicas": 2, "microbatches": 2}),
+    Case(schedule="2bw", model="transformer", options=BF16 | {"clip_norm": 0.1}),
+    Case(schedule="wpipe", model="odd-real", optimizer="sgd", options=BF16),
+    Case(schedule="1f1b", options={"precision": "bf16-autocast"}),
 ]  # fmt: skip
 
 
@@ -341,6 +354,9 @@ def test_another_schedule_resumes_a_run(model: str, optimizer: str, tmp_path: Pa
         (Case(schedule="1f1b"), Case(schedule="2bw", options={"cure": weft.cures.GapAware()})),
         (Case(schedule="1f1b", options={"replicas": 2, "microbatches": 2}), Case(schedule="interleaved")),
         (Case(schedule="1f1b"), Case(schedule="zb-h1", stages=4, options={"replicas": 2, "microbatches": 2})),
+        (Case(schedule="2bw"), Case(schedule="wpipe", options=BF16)),
+        (Case(schedule="xpipe", model="odd-real", optimizer="sgd", options=BF16),
+         Case(schedule="1f1b", model="odd-real", optimizer="sgd")),
     ],
     ids=str,
 )  # fmt: skip
@@ -404,6 +420,28 @@ def test_a_resumed_run_knows_the_updates_of_each_chunk(tmp_path: Path) -> None:
         assert updates == [5, 4, 5, 5]
     runs = [models.feed(pipe, data[5:], ()) for pipe in (saved, resumed)]
     assert models.differences(*runs) == {}
+
+
+# Masters
+
+
+@pytest.mark.parametrize("how", ["load", "load_state_dict"])
+def test_passes_read_what_was_loaded(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute weights are made of the masters once more; the control leaves that out."""
+    case = Case(schedule="wpipe", model="odd-real", optimizer="sgd", options=BF16)
+    inputs = case.batches()[0][0]
+    saved = pipeline(case, seed=1)
+    saved.save(tmp_path / "saved")
+
+    def predictions() -> Tensor:
+        pipe = pipeline(case, seed=2)
+        pipe.load(tmp_path / "saved") if how == "load" else pipe.load_state_dict(saved.state_dict())
+        assert equal(pipe.state_dict(), saved.state_dict())
+        return pipe.predict(inputs)
+
+    assert torch.equal(predictions(), saved.predict(inputs))
+    monkeypatch.setattr(BuiltChunk, "refresh", lambda self: None)
+    assert not torch.equal(predictions(), saved.predict(inputs))
 
 
 # Real ranks

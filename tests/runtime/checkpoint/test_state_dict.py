@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.errors import WeftError
+from weft.runtime.checkpoint import model_state
 from weft.runtime.weights.parameter_set import ParameterSet
 
 SCHEDULES = [*SYNCHRONOUS, *ASYNCHRONOUS]
@@ -357,3 +358,54 @@ def test_every_real_rank_has_the_whole_state(launch: Callable[..., list[Any]]) -
     for real in launch(on_two_ranks, schedules, ranks=2):
         for states, expected in zip(real, virtual, strict=True):
             assert all(map(equal, states, expected))
+
+
+# A tensor at a time
+
+
+def states_on_three_ranks() -> list[Any]:
+    """The names and sums that each way of asking gives here; and the tensors that this rank took memory for."""
+    torch.set_num_threads(1)
+    stages = None if dist.is_initialized() else 3
+    pipe = pipeline(build("transformer"), schedule="1f1b", stages=stages, balance=[2, 3, 3])
+    for batch in batches("transformer", 2):
+        pipe.step(*batch)
+    whole = pipe.state_dict()
+    made: list[str] = []
+    own_copy = model_state._own_copy
+
+    def counting(assembly: Any, name: str) -> Tensor:
+        made.append(name)
+        return own_copy(assembly, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_state, "_own_copy", counting)
+        first = pipe.state_dict(rank0_only=True)
+        streamed = {name: tensor.clone() for name, tensor in pipe.iter_state_dict(rank0_only=True)}
+        made_for_first = list(made)
+        everywhere = dict(pipe.iter_state_dict())
+    same = [state == {} or equal(state, whole) for state in (first, streamed, everywhere)]
+    result = [len(whole), len(first), len(streamed), len(everywhere), same, len(made_for_first)]
+    pipe.close()
+    return result
+
+
+def test_rank_0_alone_has_the_state(launch: Callable[..., list[Any]]) -> None:
+    first, *others = launch(states_on_three_ranks, ranks=3)
+    count = first[0]
+    assert first == [count, count, count, count, [True] * 3, 2 * count]
+    assert others == [[count, 0, 0, count, [True] * 3, 0]] * 2
+    assert states_on_three_ranks() == first
+
+
+def test_a_state_is_of_one_moment() -> None:
+    pipe = pipeline(build("mlp"), schedule="2bw", stages=2)
+    state = pipe.iter_state_dict()
+    pipe.step(*batches("mlp", 1)[0])
+    with pytest.raises(weft.WeftError, match="take all its tensors before the next step"):
+        next(state)
+    state = pipe.iter_state_dict()
+    next(state)
+    pipe.step(*batches("mlp", 1)[0])
+    with pytest.raises(weft.WeftError, match="take all its tensors before the next step"):
+        next(state)

@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # by the first cell of a row
     "`recompute=True`": {"recompute": True},
     '`recompute="layer"`': {"recompute": "layer"},
     '`precision="bf16"`': {"precision": "bf16"},
+    '`precision="bf16-autocast"`': {"precision": "bf16-autocast"},
     "`lr_scheduler`": {"lr_scheduler": "halved"},
     "`telemetry=1`": {"telemetry": 1},
     '`predict={"versions": "exact"}`': {"treatment": "exact"},

@@ -303,10 +303,10 @@ def bf16() -> contextlib.AbstractContextManager[Any]:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_bf16_is_plain_autocast(name: str, recompute: bool) -> None:
+def test_autocast_is_plain_autocast(name: str, recompute: bool) -> None:
     """Weights and gradients stay in fp32; activations that cross a cut have the dtype of autocast."""
     model, data = nn.Sequential(*linear(7), nn.LayerNorm(WIDTH)), batches(4)
-    state = train(pipeline(model, schedule=name, precision="bf16", recompute=recompute), data)
+    state = train(pipeline(model, schedule=name, precision="bf16-autocast", recompute=recompute), data)
     expected = plain(model, data, context=bf16)[0]
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     assert differing(state, expected) == []

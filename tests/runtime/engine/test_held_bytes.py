@@ -40,6 +40,29 @@ def test_extra_versions_in_models(name: str, models: float) -> None:
     assert sum(total(report, "optimizer")) == 2 * size + 4 * 16  # two moments, and a step per tensor
 
 
+@pytest.mark.parametrize(("name", "extra"), [("1f1b", 0), ("2bw", 2), ("wpipe", 1)])
+def test_versions_in_bf16_take_half_of_the_bytes(name: str, extra: int) -> None:
+    """Bytes per parameter: compute weights 2, masters 4, gradients 4, moments 8, and extra versions of 2 per model."""
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    pipe = weft.Pipeline(
+        model,
+        loss_fn=loss_fn,
+        optimizer=lambda params: torch.optim.AdamW(params),
+        schedule=name,
+        microbatches=4,
+        stages=4,
+        precision="bf16",
+    )
+    for seed in range(6):
+        pipe.step(*(torch.randn(8, 16, generator=torch.Generator().manual_seed(seed)) for _ in range(2)))
+    report = pipe.report()
+    peaks = {category: sum(total(report, category, peak=True)) for category in ("weights", "masters", "extra_versions")}
+    assert peaks == {"weights": 2 * count, "masters": 4 * count, "extra_versions": extra * count}
+    assert sum(total(report, "gradients", peak=True)) <= 4 * count
+    assert sum(total(report, "optimizer")) == 8 * count + 4 * 16  # two moments, and a step per tensor
+
+
 MAKERS: dict[str, tuple[Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], int, int]] = {
     "sgd": (lambda params: torch.optim.SGD(params, lr=0.1), 0, 0),  # copies of the weights, bytes per tensor
     "momentum": (lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), 1, 0),
@@ -236,6 +259,14 @@ def held_by(chunk: int, chunks: int, microbatches: int) -> int:
     return ROWS // microbatches * 4 * sum(widths) + (4 if chunk == chunks - 1 else 0)
 
 
+def held_in_bf16(chunk: int, chunks: int, microbatches: int) -> int:
+    """The same in bf16, besides the target, the difference and the loss, which are fp32; the first chunk also holds the
+    input that it was given."""
+    rows, (before, after) = ROWS // microbatches, WIDTHS[chunk : chunk + 2]
+    last = chunk == chunks - 1
+    return rows * (2 * before + (4 * before if chunk == 0 else 0) + (8 * after if last else 2 * after)) + 4 * last
+
+
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}], ids=["", "clip"])
 @pytest.mark.parametrize(("name", "microbatches"), [("gpipe", 4), ("1f1b", 1), ("zb-h1", 1)])
 def test_the_total_peak_has_gradients_and_activations(name: str, microbatches: int, options: dict[str, Any]) -> None:
@@ -249,24 +280,27 @@ def test_the_total_peak_has_gradients_and_activations(name: str, microbatches: i
     activations = microbatches * (10 * 4 * (7 + 11 + 11) + 4)  # ten rows of input, target and difference, and a loss
     assert activations == microbatches * held_by(0, 1, 4)
     assert measured["bytes_at_peak"] == {
-        "weights": weights, "extra_versions": 0, "gradients": weights, "optimizer": weights,
+        "weights": weights, "masters": 0, "extra_versions": 0, "gradients": weights, "optimizer": weights,
         "activations": activations, "buffers": 0,
     }  # fmt: skip
     assert measured["peak_bytes"]["total"] == 3 * weights + activations
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, "pipedream", "2bw", "wpipe"])
-def test_the_total_peak_equals_the_simulated_peak(name: str) -> None:
+def test_the_total_peak_equals_the_simulated_peak(name: str, precision: str) -> None:
     """On every rank, from sizes that are known without a run; virtual ranks have no message buffers, so those take no
     bytes."""
-    pipe = pipeline(name, loss_fn=plain_loss)
+    narrow = precision == "bf16"
+    pipe = pipeline(name, loss_fn=plain_loss, precision=precision)
     chunks = pipe.schedule.chunks
     for seed in range(5):
         pipe.step(*batch(chunks, seed=seed))
     costs = [
         ChunkCost(
-            activation_bytes=held_by(chunk, chunks, 4),
-            weight_bytes=nbytes(chunk),
+            activation_bytes=(held_in_bf16 if narrow else held_by)(chunk, chunks, 4),
+            weight_bytes=nbytes(chunk) / (2 if narrow else 1),
+            master_bytes=nbytes(chunk) if narrow else 0,
             gradient_bytes=nbytes(chunk),
             optimizer_bytes=nbytes(chunk),
         )

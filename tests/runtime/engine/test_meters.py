@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ import weft
 from weft.draw import grid, html, svg, trace
 from weft.errors import WeftError
 from weft.runtime.engine.meters import WINDOW, Meter
-from weft.runtime.report import Report
+from weft.runtime.process import resident, resident_set
+from weft.runtime.report import Report, empty_process
 from weft.schedule import Block, Op, Program, Step, Timeline, lower
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes
@@ -221,9 +223,11 @@ def check_report(report: Report) -> None:
         assert sum(rank["bytes"].values()) <= rank["peak_bytes"]["total"] <= sum(rank["peak_bytes"].values())
         assert list(rank["bytes_at_peak"]) == list(CATEGORIES)
         assert sum(rank["bytes_at_peak"].values()) == rank["peak_bytes"]["total"]
-    title, head, *rows = str(report).splitlines()
+    title, head, *lines = str(report).splitlines()
     assert report.schedule.title in title
-    assert len(rows) == len(data["ranks"])
+    count = len(data["ranks"])
+    rows, resident = lines[:count], lines[count:]
+    check_resident(data["ranks"], *resident)
     assert len({len(line) for line in (head, *rows)}) == 1  # columns are aligned
     for name in ("busy", "waiting", "update", "bubble", "messages", "extra versions", "peak total"):
         assert name in head
@@ -234,6 +238,48 @@ def check_report(report: Report) -> None:
         assert cells[4] == f"{rank['bubble']:.1%}"
         assert cells[5] == str(rank["messages"])
         assert cells[names.index("peak total")] == format_bytes(rank["peak_bytes"]["total"])
+
+
+def check_resident(ranks: list[dict[str, Any]], title: str, head: str, *rows: str) -> None:
+    """The parts of each resident set add up to its peak; virtual ranks share one."""
+    sets = {rank: figures["resident"] for rank, figures in enumerate(ranks)}
+    for figures in sets.values():
+        parts = {name: figures[name] for name in ("process", "counted", "messages", "rest")}
+        assert sum(parts.values()) == figures["peak"] >= figures["now"] > 0
+        assert min(parts["process"], parts["counted"]) > 0
+    shared = sets[0]["ranks"] > 1
+    assert sets[0]["ranks"] == (len(ranks) if shared else 1)
+    assert ("virtual ranks share one process" in title) == shared
+    assert re.split(r"\s{2,}", head.strip()) == ["now", "peak", "empty process", "counted", "shared messages", "rest"]
+    names = [f"ranks 0–{len(ranks) - 1}"] if shared else [f"rank {rank}" for rank in sets]
+    for name, figures, row in zip(names, sets.values(), rows, strict=not shared):
+        assert re.split(r"\s{2,}", row.strip())[:3] == [name, *map(format_bytes, (figures["now"], figures["peak"]))]
+
+
+def test_the_resident_set_is_what_the_system_counts() -> None:
+    """And the counted bytes of a rank are in it: a model of 64 MiB, and as much held by somebody else."""
+    model = nn.Sequential(*(nn.Linear(1 << 11, 1 << 11, bias=False) for _ in range(4)))
+    empty = empty_process(model)
+    size = 64 << 20
+    assert abs(resident().now - empty.now - size) < 1 << 20
+    assert empty_process(model.to("meta")).now >= resident().now - (1 << 20)
+    pipe = pipeline("1f1b")
+    before = pipe.resident()
+    ballast = torch.ones(size // 4)
+    after = pipe.resident()
+    assert after["now"] - before["now"] >= 0.9 * size
+    assert after["counted"] == before["counted"] >= pipe.meters()[0]["bytes"]["weights"]
+    assert after["peak"] >= after["now"]
+    del ballast
+
+
+def test_without_proc_only_the_peak_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peak = resident().peak
+    monkeypatch.setattr(resident_set, "STATUS", tmp_path / "nothing")
+    found = resident()
+    assert found.now == found.peak
+    assert found.shared == 0
+    assert abs(found.peak - peak) < 1 << 24
 
 
 @pytest.mark.parametrize("name", ["1f1b", "wpipe"])

@@ -49,7 +49,8 @@ def random_cases(seed: int, count: int) -> list[Case]:
             replicas=chance.choice([1, 2]),
             nan=chance.choice(["stop", "skip"]),
             recompute=chance.choice([False, *RECOMPUTE]),
-            precision=chance.choice(["fp32", "bf16"]),
+            precision=chance.choice(["fp32", "bf16", "bf16-autocast"]),
+            meta=chance.choice([False, True]),
             telemetry=chance.choice([None, 2]),
             lr_scheduler=chance.choice([None, "halved"]),
             pause=chance.choice(["none", "evaluate", "resume"]),
@@ -64,7 +65,7 @@ def values(case: Case) -> tuple[Hashable, ...]:
     return astuple(case)
 
 
-TABLE = random_cases(0, ROWS)
+TABLE = random_cases(7, ROWS)  # which has all pairs
 
 
 def differences(ran: Run, expected: Run) -> list[str]:

@@ -367,7 +367,7 @@ def test_measuring_on_the_chosen_device_has_no_side_effects() -> None:
 def test_a_pipeline_measures_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[torch.device] = []
 
-    def seconds(layers: Sequence[nn.Module], example: Any, *, device: torch.device) -> list[float]:
+    def seconds(layers: Sequence[nn.Module], example: Any, *, device: torch.device, **options: Any) -> list[float]:
         measured.append(device)
         return [1.0, 1.0, 4.0]
 

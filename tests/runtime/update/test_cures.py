@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.helpers.devices import not_on_pretend
 from tests.helpers.models import BALANCE, OPTIMIZERS, SCHEDULERS, Run, batches, build, distance, loss_fn
-from tests.helpers.oracle import Delay, Oracle, delays
+from tests.helpers.oracle import Delay, Oracle, Rounding, delays
 from torch import Tensor, nn
 
 import weft
@@ -91,7 +91,7 @@ def train(case: Case, cure: Any = None, **options: Any) -> Run:
 class Cured(Oracle):
     """The oracle with hooks around its updates, and a parameter group for each parameter."""
 
-    def __init__(self, case: Case, cure: Any, *, replicas: int = 1) -> None:
+    def __init__(self, case: Case, cure: Any, *, replicas: int = 1, dtype: torch.dtype | None = None) -> None:
         own, m = case.delay, case.microbatches
         super().__init__(
             build(case.model),
@@ -101,6 +101,7 @@ class Cured(Oracle):
             balance=case.balance,
             delay=lambda k, j: own(k, j % m) * (case.later or 1),
             lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
+            rounding=Rounding(dtype),
         )
         self.cure, self.updates = cure, 0  # since the start, across flushes
         self.optimizer.register_step_pre_hook(lambda *_: self.before())
@@ -147,7 +148,11 @@ class WithGapAware(Cured):
             read = self.versions[max(0, t - max(self.delay(k, 0) for k in chunks))][i]
             usual = (self.squares[i] / (1 - self.cure.decay**self.updates)).sqrt() + self.cure.eps
             assert parameter.grad is not None
-            parameter.grad = parameter.grad / (1 + (self.met[i] - read).abs() / (self.largest * usual))
+            gap = self.as_read(self.met[i]) - self.as_read(read)
+            parameter.grad = parameter.grad / (1 + gap.abs() / (self.largest * usual))
+
+    def as_read(self, weight: Tensor) -> Tensor:
+        return self.rounding.leaf(weight).detach().to(weight.dtype)
 
     def after(self) -> None:
         for i, (parameter, met) in enumerate(zip(self.holders, self.met, strict=True)):
@@ -187,6 +192,20 @@ def test_pipemare(case: Case) -> None:
 @pytest.mark.parametrize("case", [*ANY, LATE[0], *variants(ANY[4])], ids=str)
 def test_gap_aware(case: Case) -> None:
     check(case, WithGapAware, GAPS, replace(GAPS, decay=0.0))
+
+
+class UnroundedGaps(WithGapAware):
+    """Compares what was read, which is rounded, with masters, which are not."""
+
+    def as_read(self, weight: Tensor) -> Tensor:
+        return weight if any(weight is met for met in self.met) else super().as_read(weight)
+
+
+@pytest.mark.parametrize("case", ANY[2:5], ids=str)
+def test_gaps_between_rounded_weights(case: Case) -> None:
+    ran = train(case, GAPS, precision="bf16")
+    assert distance(ran, WithGapAware(case, GAPS, dtype=torch.bfloat16).run(case)) == 0
+    assert distance(ran, UnroundedGaps(case, GAPS, dtype=torch.bfloat16).run(case)) > 1e-4
 
 
 @pytest.mark.parametrize(("oracle", "cure", "case"), [(WithPipeMare, MARE, LATE[0]), (WithGapAware, GAPS, ANY[4])])

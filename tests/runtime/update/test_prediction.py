@@ -454,9 +454,23 @@ def test_micro_batches_between_two_updates_share_a_prediction(method: str, asked
     assert pipe.report().ranks[0]["peak_bytes"]["buffers"] == 4 * (3 * 3 + 3)
 
 
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_predictions_into_another_dtype_are_rounded_once(make: Maker) -> None:
+    """They are made in the dtype of the parameters; also of those that have had no update."""
+    for extrapolation in ("linear", "decayed"):
+        if extrapolation == "linear" and type(make([Parameter(torch.ones(2, 2))])) not in RULES:
+            continue
+        trained = Trained(make, extrapolation=extrapolation)
+        assert trained.predictor is not None
+        narrow = [Parameter(torch.full_like(live, math.nan, dtype=torch.bfloat16)) for live in trained.live]
+        trained.predictor.predict(narrow, 3)
+        same(narrow, [exact.bfloat16() for exact in trained.predict(3)])
+        assert not torch.equal(narrow[0].double(), trained.predict(3)[0])
+
+
 def test_a_prediction_is_recomputed_after_any_change(asked: list[int]) -> None:
     trained = Trained(counted)
-    predictions = Predictions(trained.live, trained.predictor)
+    predictions = Predictions(trained.predictor, lambda: [Parameter(torch.empty_like(live)) for live in trained.live])
     keys = iter(range(100))
 
     def made(ahead: int) -> int:
@@ -485,7 +499,7 @@ def test_a_prediction_is_recomputed_after_any_change(asked: list[int]) -> None:
 
 def test_readers_of_one_prediction_share_its_buffer(asked: list[int]) -> None:
     trained = Trained(counted)
-    predictions = Predictions(trained.live, trained.predictor)
+    predictions = Predictions(trained.predictor, lambda: [Parameter(torch.empty_like(live)) for live in trained.live])
     for key, ahead in ("a", 1), ("b", 1), ("c", 2):
         predictions.make(key, ahead)
     assert predictions.read("a") is predictions.read("b")

@@ -17,9 +17,9 @@ from torch.nn import Parameter
 
 import weft
 from weft.errors import WeftError
-from weft.runtime.partition.layers import named_tensors
+from weft.runtime.partition import named_tensors
 from weft.runtime.weights.parameter_set import ParameterSet
-from weft.runtime.weights.versions import Versions
+from weft.runtime.weights.versions import RoundedVersions, SharedVersions, Versions
 from weft.schedule import Op, lower
 
 SIZE = 4 * 6  # bytes of the parameter below
@@ -29,7 +29,7 @@ SIZE = 4 * 6  # bytes of the parameter below
 
 
 def versions(*, stashes: bool = True) -> Versions:
-    return Versions([Parameter(torch.zeros(2, 3))], stashes=stashes)
+    return SharedVersions([Parameter(torch.zeros(2, 3))], stashes=stashes)
 
 
 def advance(weights: Versions) -> None:
@@ -141,7 +141,7 @@ def test_after_a_flush_the_newest_version_is_version_0() -> None:
 def test_without_stashes_passes_read_the_live_parameters() -> None:
     """A synchronous schedule trains like ordinary code, without a second parameter over the same memory."""
     live = [Parameter(torch.zeros(2, 3))]
-    weights = Versions(live, stashes=False)
+    weights = SharedVersions(live, stashes=False)
     assert weights.read(0)[0] is live[0]
     weights.release(0)
     advance(weights)
@@ -151,7 +151,7 @@ def test_without_stashes_passes_read_the_live_parameters() -> None:
 
 def test_the_optimizer_keeps_its_parameters() -> None:
     live = [Parameter(torch.zeros(2, 3))]
-    weights = Versions(live, stashes=True)
+    weights = SharedVersions(live, stashes=True)
     for version in range(6):
         advance(weights)
         if version % 2:
@@ -163,12 +163,86 @@ def test_the_optimizer_keeps_its_parameters() -> None:
 def test_leaves_have_the_memory_format_of_the_parameters() -> None:
     """A copy in another memory format would be slower, and its elements may be summed in another order."""
     live = [Parameter(torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)), Parameter(torch.randn(4, 6).T)]
-    weights = Versions(live, stashes=True)
+    weights = SharedVersions(live, stashes=True)
     before = [leaf.detach().clone() for leaf in weights.read(0)]
     weights.update(lambda: None)
     for old, new, parameter in zip(before, weights.read(1), live, strict=True):
         assert new.stride() == parameter.stride() == old.stride()
         assert torch.equal(old, new)
+
+
+# Rounded versions
+
+
+def rounded_versions() -> RoundedVersions:
+    return RoundedVersions([Parameter(torch.zeros(2, 3))], dtypes=[torch.bfloat16])
+
+
+def test_compute_weights_are_rounded_from_masters_that_stay() -> None:
+    weights = rounded_versions()
+    master, address = weights.live[0], weights.live[0].data_ptr()
+    for version in range(6):
+        value = 1 + 0.3 * version
+
+        def step(value: float = value) -> None:
+            master.data.fill_(value)
+
+        weights.update(step)
+        newest = weights.read(version + 1)[0]
+        assert torch.equal(newest.detach(), torch.full((2, 3), value).bfloat16())
+        assert newest.dtype == torch.bfloat16
+        if version % 2:
+            weights.release(version)
+    assert (weights.live[0] is master, master.dtype, master.data_ptr()) == (True, torch.float32, address)
+    assert (weights.nbytes, weights.master_bytes) == (SIZE // 2, SIZE)
+
+
+def test_rounded_versions_use_no_more_buffers_than_they_need() -> None:
+    """2bw: two, of the size of the compute weights; 1f1b: one, which each update overwrites."""
+    weights = rounded_versions()
+    old = {id(weights.read(0)[0])}
+    for version in range(5):
+        advance(weights)
+        old.add(id(weights.read(version + 1)[0]))
+        weights.release(version)
+        assert [values(weights, version + 1)] == [{version + 1}]
+    assert (len(old), weights.extra_bytes) == (2, SIZE // 2)
+    weights = rounded_versions()
+    leaf = weights.read(0)[0]
+    for version in range(5):
+        weights.release(version)
+        advance(weights)
+        assert weights.read(version + 1)[0] is leaf
+    assert (weights.extra_bytes, leaf._version) == (0, 0)  # autograd saw no write
+
+
+def test_gradients_of_rounded_leaves_add_up_in_fp32() -> None:
+    """In bf16, a small gradient would vanish beside a large one; also in leaves of other versions."""
+    weights = rounded_versions()
+    for leaves in (weights.read(0), weights.new_leaves()):
+        for factor in (256.0, 1.0, 1.0):
+            (leaves[0] * factor).sum().backward()  # type: ignore[no-untyped-call]
+        assert leaves[0].grad is not None
+        assert (leaves[0].grad.dtype, set(leaves[0].grad.flatten().tolist())) == (torch.float32, {258.0})
+
+
+def test_changed_masters_are_rounded_again() -> None:
+    weights = rounded_versions()
+    advance(weights)
+    weights.live[0].data.fill_(7)
+    assert values(weights, 1) == {1}
+    weights.refresh()
+    assert (values(weights, 0), values(weights, 1)) == ({0}, {7})
+
+
+def test_an_optimizer_that_replaces_its_tensors() -> None:
+    weights = rounded_versions()
+
+    def step() -> None:
+        weights.live[0].data = weights.live[0].data + 1
+
+    weights.update(step)
+    assert (values(weights, 0), values(weights, 1), weights.live[0].dtype) == ({0}, {1}, torch.float32)
 
 
 # The number of versions that a program needs

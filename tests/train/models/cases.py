@@ -7,12 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import weft
 from weft.train.data_spec import DataSpec
+from weft.train.models import Net, build_model
 
 TEXT = DataSpec(task="language", form="tokens", vocabulary=50, context=12)
 PAIRS = DataSpec(task="classification", form="pairs", vocabulary=50, context=12, classes=3)
 IMAGES = DataSpec(task="classification", form="images", channels=3, size=32, classes=10)
 VALUES = DataSpec(task="regression", form="values", features=5, classes=2)
+
+
+def real_net(options: Any, spec: DataSpec, *, seed: int) -> Net:
+    """A net whose model has its weights, as a pipeline would make them."""
+    net = build_model(options, spec, seed=seed)
+    weft.materialize(net.model, weights=net.weights, seed=seed)
+    return net
 
 
 def batch(spec: DataSpec, samples: int, *, seed: int = 0) -> tuple[Any, Tensor]:

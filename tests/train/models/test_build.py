@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch
+from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch, real_net
 from torch import nn
 
+import weft
 from weft.errors import WeftError
 from weft.train.config import section
 from weft.train.data_spec import DataSpec
 from weft.train.models import MODELS, CustomModel, build_model
-from weft.train.models.options import BERT, GPT, MLP, STEMS, Inception, ResNet, initial_std, stem_for
+from weft.train.models.options import BERT, GPT, MLP, STEMS, VGG, Inception, ResNet, initial_std, stem_for
 from weft.train.models.tasks import class_loss, token_loss, value_loss
 
 LARGE = DataSpec(task="classification", form="images", channels=3, size=224, classes=1000)
@@ -51,8 +52,7 @@ def parameters(model: nn.Module) -> int:
 )
 def test_full_models_have_the_published_size(values: dict[str, Any], spec: DataSpec, count: int) -> None:
     size = "base" if values["name"] in ("gpt", "bert") else "full"
-    with torch.device("meta"):
-        model = build_model(MODELS[values["name"]](size=size, **values), spec, seed=0).model
+    model = build_model(MODELS[values["name"]](size=size, **values), spec, seed=0).model
     assert parameters(model) == count
 
 
@@ -60,7 +60,7 @@ def test_full_models_have_the_published_size(values: dict[str, Any], spec: DataS
 def test_small_models_are_small_and_can_be_cut_for_four_ranks(name: str) -> None:
     options: Any = section(MODELS[name], {"name": name}, "model")
     spec = spec_for(name)
-    net = build_model(options, spec, seed=0)
+    net = real_net(options, spec, seed=0)
     inputs, targets = batch(spec, 2)
     output = net.model(inputs)
     assert output.shape == (targets.shape if spec.task == "regression" else (*targets.shape, output.shape[-1]))
@@ -73,14 +73,14 @@ def test_small_models_are_small_and_can_be_cut_for_four_ranks(name: str) -> None
 @pytest.mark.parametrize("name", ["resnet18", "vgg16", "inception_v3"])
 def test_images_of_other_sizes(name: str, channels: int, size: int) -> None:
     spec = dataclasses.replace(IMAGES, channels=channels, size=size)
-    model = build_model(MODELS[name](name=name), spec, seed=0).model.eval()
+    model = real_net(MODELS[name](name=name), spec, seed=0).model.eval()
     with torch.no_grad():
         assert model(batch(spec, 1)[0]).shape == (1, 10)
 
 
 @pytest.mark.parametrize(("stem", "pixels"), [(32, 32), (64, 16), (224, 8)])
 def test_stems_shrink_images(stem: int, pixels: int) -> None:
-    model = build_model(ResNet(name="resnet18", stem=stem), IMAGES, seed=0).model
+    model = real_net(ResNet(name="resnet18", stem=stem), IMAGES, seed=0).model
     assert model.stem(batch(IMAGES, 1)[0]).shape[-1] == pixels
 
 
@@ -92,19 +92,18 @@ def test_stems_by_size() -> None:
 
 def test_the_published_inception_reduces_299_pixels_to_8() -> None:
     spec = dataclasses.replace(LARGE, size=299)
-    with torch.device("meta"):
-        model = build_model(Inception(name="inception_v3", size="full", auxiliary=True), spec, seed=0).model
-        images = torch.empty(2, 3, 299, 299)
-        shapes = {}
-        for name, layer in model.named_children():
-            images = layer(images)
-            shapes[name] = tuple((images[0] if isinstance(images, tuple) else images).shape[1:])
+    model = build_model(Inception(name="inception_v3", size="full", auxiliary=True), spec, seed=0).model.to("meta")
+    images = torch.empty(2, 3, 299, 299, device="meta")
+    shapes = {}
+    for name, layer in model.named_children():
+        images = layer(images)
+        shapes[name] = tuple((images[0] if isinstance(images, tuple) else images).shape[1:])
     assert (shapes["stem5"], shapes["mixed3"]) == ((192, 35, 35), (288, 35, 35))
     assert (shapes["mixed8"], shapes["mixed11"]) == ((768, 17, 17), (2048, 8, 8))
 
 
 def test_an_auxiliary_classifier_is_for_training_only() -> None:
-    net = build_model(Inception(name="inception_v3", auxiliary=True, dropout=0.0), IMAGES, seed=0)
+    net = real_net(Inception(name="inception_v3", auxiliary=True, dropout=0.0), IMAGES, seed=0)
     inputs, targets = batch(IMAGES, 2)
     main, auxiliary = net.model(inputs)
     expected = class_loss(main, targets) + 0.4 * class_loss(auxiliary, targets)
@@ -114,7 +113,7 @@ def test_an_auxiliary_classifier_is_for_training_only() -> None:
 
 def test_the_weights_depend_on_the_seed_only() -> None:
     def built(seed: int) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = build_model(GPT(name="gpt", size="tiny"), TEXT, seed=seed).model.state_dict()
+        state: dict[str, torch.Tensor] = real_net(GPT(name="gpt", size="tiny"), TEXT, seed=seed).model.state_dict()
         return state
 
     before = torch.random.get_rng_state()
@@ -126,14 +125,68 @@ def test_the_weights_depend_on_the_seed_only() -> None:
 
 
 def test_initial_weights_of_a_gpt() -> None:
-    model = build_model(GPT(name="gpt"), dataclasses.replace(TEXT, vocabulary=256), seed=0).model
+    spec = dataclasses.replace(TEXT, vocabulary=256)
+    model = real_net(GPT(name="gpt"), spec, seed=0).model
     assert model.embedding.tokens.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
     assert model.feedforward0.down.weight.std().item() == pytest.approx((128 * 2 * 4) ** -0.5, rel=0.05)
     assert model.attention0.projection.weight.std().item() == pytest.approx((128 * 2 * 4) ** -0.5, rel=0.05)
     assert not model.feedforward3.up.bias.any()
-    inputs, targets = batch(TEXT, 2)
+    inputs, targets = batch(spec, 100)
     # the entropy of 256 tokens, and logits of variance 1
-    assert token_loss(model(inputs), targets).item() == pytest.approx(5.545 + 0.5, abs=0.2)
+    assert token_loss(model(inputs), targets).item() == pytest.approx(5.545 + 0.5, abs=0.1)
+
+
+def stds(model: nn.Module) -> dict[str, float]:
+    """The standard deviation of each parameter that varies."""
+    found = {name: parameter.std().item() for name, parameter in model.named_parameters()}
+    return {name: std for name, std in found.items() if std}
+
+
+def test_initial_weights_of_a_bert() -> None:
+    model = real_net(BERT(name="bert", width=64, layers=2), dataclasses.replace(PAIRS, vocabulary=100), seed=0).model
+    found = stds(model)
+    assert set(found) == {name for name, parameter in model.named_parameters() if parameter.dim() > 1}
+    for name, std in found.items():
+        assert std == pytest.approx(1 / 8, rel=0.3 if "segments" in name or "classifier" in name else 0.05), name
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_initial_weights_of_a_vgg(batch_norm: bool) -> None:
+    model = real_net(VGG(name="vgg16", batch_norm=batch_norm), IMAGES, seed=0).model
+    found = stds(model)
+    assert found["conv1.conv.weight"] == pytest.approx((2 / (9 * 16)) ** 0.5, rel=0.1)
+    assert found["conv13.conv.weight"] == pytest.approx((2 / (9 * 128)) ** 0.5, rel=0.05)
+    assert found["hidden1.linear.weight"] == pytest.approx(0.64 / 128**0.5, rel=0.05)
+    assert found["head.weight"] == pytest.approx(0.64 / 128**0.5, rel=0.1)
+    assert not any(name.endswith("bias") for name in found)
+    assert not any("norm" in name for name in found)
+
+
+def test_initial_weights_of_a_resnet() -> None:
+    model = real_net(ResNet(name="resnet18"), IMAGES, seed=0).model
+    found = stds(model)
+    assert found["stem.conv.weight"] == pytest.approx((2 / (9 * 16)) ** 0.5, rel=0.1)
+    assert found["stage4_block2.branch.conv2.weight"] == pytest.approx((2 / (9 * 128)) ** 0.5, rel=0.05)
+    assert found["head.output.weight"] == pytest.approx((3 * 128) ** -0.5, rel=0.1)  # PyTorch's own
+    assert not any("norm" in name for name in found)
+    buffers = dict(model.named_buffers())
+    assert all(not buffer.any() for name, buffer in buffers.items() if not name.endswith("running_var"))
+    assert all((buffer == 1).all() for name, buffer in buffers.items() if name.endswith("running_var"))
+    assert any(name.endswith("running_var") for name in buffers)
+
+
+def test_initial_weights_of_an_inception() -> None:
+    model = real_net(Inception(name="inception_v3", auxiliary=True), IMAGES, seed=0).model
+    found = stds(model)
+    assert found["mixed1.branches.1.1.conv.weight"] == pytest.approx(0.1, rel=0.1)
+    assert found["head.output.weight"] == pytest.approx(0.1, rel=0.1)
+    assert found["auxiliary.output.weight"] == pytest.approx(0.001, rel=0.1)
+    assert found["head.output.bias"] <= 256**-0.5  # PyTorch's own
+
+
+def test_initial_weights_of_an_mlp() -> None:
+    found = stds(real_net(MLP(name="mlp"), VALUES, seed=0).model)
+    assert found["layer3.linear.weight"] == pytest.approx((3 * 128) ** -0.5, rel=0.05)
 
 
 def test_wide_models_start_as_published() -> None:
@@ -145,14 +198,20 @@ def test_wide_models_start_as_published() -> None:
     assert initial_std(GPT(name="gpt", width=100)) == 0.1
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_built_model_takes_no_memory(name: str) -> None:
+    model = build_model(section(MODELS[name], {"name": name}, "model"), spec_for(name), seed=0).model
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
 def test_a_tied_gpt_shares_embedding_and_output() -> None:
-    model = build_model(GPT(name="gpt", size="tiny", tied=True), TEXT, seed=0).model
+    model = real_net(GPT(name="gpt", size="tiny", tied=True), TEXT, seed=0).model
     assert model.head.output.weight is model.embedding.tokens.weight
     assert "head.output.weight" in model.state_dict()
 
 
 def test_a_gpt_sees_no_later_token() -> None:
-    model = build_model(GPT(name="gpt", size="tiny"), TEXT, seed=0).model
+    model = real_net(GPT(name="gpt", size="tiny"), TEXT, seed=0).model
     tokens = batch(TEXT, 1)[0]
     other = tokens.clone()
     other[0, 7:] = (other[0, 7:] + 1) % TEXT.vocabulary
@@ -188,6 +247,7 @@ def test_models_that_do_not_fit_the_data_are_refused(options: Any, spec: DataSpe
 
 
 USER_CODE = """
+import weft
 from torch import nn
 from weft.train.models import Net
 
@@ -196,6 +256,13 @@ def layers(width, spec):
 
 def earlier(width, facts):
     return layers(width, facts)
+
+def on_meta(width, spec):
+    def ones(module):
+        if isinstance(module, nn.Linear):
+            nn.init.ones_(module.weight)
+    with weft.on_meta():
+        return Net(model=nn.Sequential(*layers(width, spec)), weights=ones)
 
 def whole(width):
     def loss(output, target):
@@ -221,6 +288,17 @@ def test_a_custom_model(tmp_path: Path) -> None:
     assert net.loss_fn(torch.ones(3), None) == 3
     with pytest.raises(WeftError, match=r"must return an nn.Module.*\(got int\)"):
         build_model(CustomModel(name=f"{file}:nothing"), VALUES, seed=0)
+
+
+def test_a_custom_model_without_weights(tmp_path: Path) -> None:
+    """The function builds it on the meta device, and may say how it is initialized."""
+    file = tmp_path / "user_file.py"
+    file.write_text(USER_CODE)
+    net = build_model(CustomModel(name=f"{file}:on_meta", options={"width": 4}), VALUES, seed=0)
+    assert net.model[0].weight.is_meta
+    model = weft.materialize(net.model, weights=net.weights, seed=0)
+    assert model[0].weight.tolist() == [[1.0] * 5] * 4
+    assert model[1].bias.abs().max() > 0  # PyTorch's own
 
 
 def test_options_need_no_torch() -> None:

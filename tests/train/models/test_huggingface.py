@@ -10,10 +10,12 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.train.models.cases import PAIRS, TEXT, batch
+from tests.helpers.sources import InMemory, read_all
+from tests.train.models.cases import PAIRS, TEXT, batch, real_net
 from torch import nn
 
 from weft.errors import WeftError
+from weft.runtime.storage import StoredWeights
 from weft.train.data_spec import DataSpec
 from weft.train.models import build_model, to_huggingface
 from weft.train.models.options import BERT, GPT
@@ -65,10 +67,10 @@ def write(folder: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) 
 @pytest.mark.parametrize("case", CASES)
 def test_export_to_transformers(case: str) -> None:
     options, spec = CASES[case]
-    model = randomized(build_model(options, spec, seed=0).model)
-    config, state = to_huggingface(options, spec, model.state_dict())
+    model = randomized(real_net(options, spec, seed=0).model)
+    config, weights = to_huggingface(options, spec, InMemory(model.state_dict()))
     other = transformers_model(config)
-    missing, unknown = other.load_state_dict(state, strict=False)
+    missing, unknown = other.load_state_dict(read_all(weights), strict=False)
     assert unknown == []
     assert missing == (["lm_head.weight"] if case == "gpt-tied" else [])
     inputs = batch(spec, 3)[0]
@@ -78,13 +80,13 @@ def test_export_to_transformers(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_import_from_transformers(case: str, tmp_path: Path) -> None:
     options, spec = CASES[case]
-    config, _ = to_huggingface(options, spec, build_model(options, spec, seed=0).model.state_dict())
+    config, _ = to_huggingface(options, spec, InMemory(real_net(options, spec, seed=0).model.state_dict()))
     other = transformers_model(config)
     other.save_pretrained(tmp_path)  # in the form that transformers writes
     start = type(options)(name=options.name, dropout=0.0, weights=str(tmp_path))
     if isinstance(start, GPT):
         start = dataclasses.replace(start, tied=case == "gpt-tied")
-    net = build_model(start, spec, seed=1)
+    net = real_net(start, spec, seed=1)
     assert net.notes == ()
     inputs = batch(spec, 3)[0]
     torch.testing.assert_close(weft_logits(net.model, inputs), transformers_logits(other, inputs), rtol=0, atol=1e-5)
@@ -92,9 +94,10 @@ def test_import_from_transformers(case: str, tmp_path: Path) -> None:
 
 def test_export_and_import_are_inverse(tmp_path: Path) -> None:
     for name, (options, spec) in CASES.items():
-        state = randomized(build_model(options, spec, seed=0).model).state_dict()
-        folder = write(tmp_path / name, *to_huggingface(options, spec, state))
-        back = build_model(dataclasses.replace(options, weights=folder), spec, seed=1).model.state_dict()
+        state = randomized(real_net(options, spec, seed=0).model).state_dict()
+        config, weights = to_huggingface(options, spec, InMemory(state))
+        folder = write(tmp_path / name, config, read_all(weights))
+        back = real_net(dataclasses.replace(options, weights=folder), spec, seed=1).model.state_dict()
         assert all(torch.equal(back[key], tensor) for key, tensor in state.items())
 
 
@@ -105,7 +108,7 @@ def test_sizes_come_from_a_config(tmp_path: Path) -> None:
         found = GPT(name="gpt", config=str(place), heads=2).resolved()
         assert (found.layers, found.width, found.heads, found.positions, found.vocabulary) == (3, 24, 2, 64, 99)
         assert (found.activation, found.inner, found.config) == ("gelu_new", 96, "")
-    model = build_model(GPT(name="gpt", config=str(file), heads=2), TEXT, seed=0).model
+    model = real_net(GPT(name="gpt", config=str(file), heads=2), TEXT, seed=0).model
     assert model(batch(TEXT, 2)[0]).shape == (2, 12, 99)
 
 
@@ -126,7 +129,8 @@ def test_configs_that_do_not_fit_are_refused(config: Any, message: str, tmp_path
 
 def saved(tmp_path: Path, case: str) -> tuple[Options, DataSpec, Path, dict[str, torch.Tensor]]:
     options, spec = CASES[case]
-    config, state = to_huggingface(options, spec, build_model(options, spec, seed=0).model.state_dict())
+    config, weights = to_huggingface(options, spec, InMemory(real_net(options, spec, seed=0).model.state_dict()))
+    state = read_all(weights)
     folder = write(tmp_path, config, state)
     return dataclasses.replace(options, weights=folder), spec, tmp_path / "model.safetensors", state
 
@@ -137,10 +141,13 @@ def test_a_published_encoder_without_a_head(tmp_path: Path) -> None:
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in old.items()}
     old |= {"embeddings.position_ids": torch.arange(20), "cls.seq_relationship.bias": torch.zeros(2)}
     save_file(old, file)
-    net = build_model(options, spec, seed=7)
+    net = real_net(options, spec, seed=7)
     assert len(net.notes) == 1
     assert net.notes[0].endswith("has no head.classifier.weight, head.classifier.bias: they keep their initial values")
     assert torch.equal(net.model.head.pooler.weight, state["bert.pooler.dense.weight"])
+    initial = real_net(dataclasses.replace(options, weights=""), spec, seed=7).model
+    assert torch.equal(net.model.head.classifier.weight, initial.head.classifier.weight)
+    assert not torch.equal(net.model.head.pooler.weight, initial.head.pooler.weight)
     assert torch.equal(
         net.model.attention1.qkv.weight[16:32], load_file(file)["encoder.layer.1.attention.self.key.weight"]
     )
@@ -151,9 +158,32 @@ def test_a_published_gpt_without_prefix_and_output(tmp_path: Path) -> None:
     old = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
     save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 12, 12)}, file)
     assert isinstance(options, GPT)
-    model = build_model(dataclasses.replace(options, tied=False), spec, seed=7).model
+    model = real_net(dataclasses.replace(options, tied=False), spec, seed=7).model
     assert torch.equal(model.head.output.weight, state["transformer.wte.weight"])
     assert model.head.output.weight is not model.embedding.tokens.weight
+
+
+def test_weights_are_read_one_tensor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any dtype, and nothing else than what makes up the tensor."""
+    options, spec, file, state = saved(tmp_path, "bert")
+    save_file({name: tensor.half() for name, tensor in state.items()}, file)
+    net = build_model(options, spec, seed=0)
+    source, shapes = net.weights, {name: tuple(tensor.shape) for name, tensor in net.model.state_dict().items()}
+    assert {name: source.form(name) for name in source.names()} == {
+        name: (torch.float16, shape) for name, shape in shapes.items()
+    }
+    read: list[str] = []
+    plain = StoredWeights.read_into
+
+    def record(stored: StoredWeights, name: str, tensor: torch.Tensor) -> None:
+        read.append(name)
+        plain(stored, name, tensor)
+
+    monkeypatch.setattr(StoredWeights, "read_into", record)
+    weight = torch.empty(48, 16)
+    source.read_into("attention1.qkv.weight", weight)
+    assert read == [f"bert.encoder.layer.1.attention.self.{part}.weight" for part in ("query", "key", "value")]
+    assert torch.equal(weight, torch.cat([state[name].half().float() for name in read]))
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -169,8 +199,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refuse({**state, "bert.encoder.layer.2.x": torch.ones(1)}, r"has bert.encoder.layer.2.x, .*\(unknown: 1\)")
     refuse({**state, key: torch.ones(16, 3)}, rf"{key} of .* another shape \(file: \[16, 3\], model: \[16, 24\]\)")
     file.write_bytes(b"no safetensors")
-    with pytest.raises(WeftError, match="can't be read as safetensors"):
+    with pytest.raises(WeftError, match="not an intact safetensors file"):
         build_model(options, spec, seed=0)
     file.unlink()
-    with pytest.raises(WeftError, match="a safetensors file or a folder of them"):
+    with pytest.raises(WeftError, match=r"weights are safetensors files \(.* holds none\)"):
         build_model(options, spec, seed=0)

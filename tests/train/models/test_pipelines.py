@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch
+from tests.train.models.cases import IMAGES, PAIRS, TEXT, VALUES, batch, real_net
 
 import weft
 from weft.runtime.tree import pieces
@@ -28,10 +28,14 @@ CASES: dict[str, tuple[Any, DataSpec]] = {
 }
 
 
+NEAR: dict[Any, float] = {"fp32": 1e-5, "bf16": 0.02}
+
+
+@pytest.mark.parametrize("precision", NEAR)
 @pytest.mark.parametrize("case", CASES)
-def test_a_pipeline_trains_it(case: str) -> None:
+def test_a_pipeline_trains_it(case: str, precision: Any) -> None:
     options, spec = CASES[case]
-    net, plain = build_model(options, spec, seed=3), build_model(options, spec, seed=3)
+    net, plain = build_model(options, spec, seed=3), real_net(options, spec, seed=3)
     with weft.Pipeline(
         net.model,
         loss_fn=net.loss_fn,
@@ -39,6 +43,9 @@ def test_a_pipeline_trains_it(case: str) -> None:
         schedule="wpipe",
         stages=2,
         microbatches=2,
+        weights=net.weights,
+        seed=3,
+        precision=precision,
     ) as pipe:
         inputs, targets = batch(spec, 4)
         pipe.step(inputs, targets)
@@ -49,7 +56,7 @@ def test_a_pipeline_trains_it(case: str) -> None:
         state = pipe.state_dict()
     parts = zip(pieces(inputs, 2), pieces(targets, 2), strict=True)
     losses = [net.loss_fn(plain.model(piece), target).item() for piece, target in parts]
-    assert first == pytest.approx(sum(losses) / 2, rel=1e-5)
+    assert first == pytest.approx(sum(losses) / 2, rel=NEAR[precision])
     assert second is not None
     assert math.isfinite(second)
     initial = {name: tensor.clone() for name, tensor in plain.model.state_dict().items()}
@@ -57,4 +64,4 @@ def test_a_pipeline_trains_it(case: str) -> None:
     assert all(not torch.equal(state[name], initial[name]) for name, _ in plain.model.named_parameters())
     plain.model.load_state_dict(state)
     with torch.no_grad():
-        assert evaluated == pytest.approx(net.loss_fn(plain.model.eval()(inputs), targets).item(), rel=1e-5)
+        assert evaluated == pytest.approx(net.loss_fn(plain.model.eval()(inputs), targets).item(), rel=NEAR[precision])

@@ -25,7 +25,7 @@ def test_every_event_becomes_a_line(tmp_path: Path) -> None:
         metrics(StalenessSampled(samples=(sample,)))
     train, evaluation, staleness = read_metrics(tmp_path / "metrics.jsonl")
     place = {"update": 4, "samples": 8, "seconds": 0.5}
-    figures = ["loss", "lr", "samples_per_second", "bubble", "bubbles", "memory", "waited_for_data"]
+    figures = ["loss", "lr", "samples_per_second", "bubble", "bubbles", "memory", "resident", "waited_for_data"]
     assert list(train) == ["kind", *place, *figures]
     assert evaluation == {"kind": "evaluation", **place, "loss": 2.0, "accuracy": 0.5}
     assert staleness == {"kind": "staleness", **sample}

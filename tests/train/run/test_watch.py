@@ -17,6 +17,9 @@ class Metered:
     def __init__(self) -> None:
         self.now = 0.0
 
+    def resident(self) -> dict[str, int]:
+        return {"now": 5, "peak": 6, "process": 3, "counted": 1, "messages": 2, "rest": 0, "ranks": 2}
+
     def meters(self) -> list[dict[str, Any]]:
         self.now += 1.0
         return [
@@ -51,6 +54,7 @@ def test_figures_are_of_the_time_between_two_calls() -> None:
     bubbles, memory = watch.figures()
     assert bubbles == pytest.approx((0.25, 0.0, 0.25, 0.0))
     assert memory == (7, 9, 7, 9)
+    assert watch.resident == (Metered().resident(),) * 2
 
 
 def test_all_ranks_learn_of_a_request_to_stop_at_the_same_minibatch() -> None:

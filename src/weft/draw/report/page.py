@@ -29,6 +29,7 @@ from weft.draw.report.runs import (
 )
 from weft.draw.report.summary_text import category_name, key_figures, summary
 from weft.errors import WeftError
+from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS
 from weft.simulate import CATEGORIES
 from weft.text import byte_unit, format_bytes
 
@@ -56,7 +57,7 @@ def report(
         f'<p id="summary">{escape(summary(runs, metric, reference))}</p>',
         _table(table) if table else "",
         _section("Training", _training_charts(runs, metric, reference)),
-        _section("Ranks", [_memory_chart(runs), _bubble_chart(runs)]),
+        _section("Ranks", [_memory_chart(runs), _resident_chart(runs), _bubble_chart(runs)]),
         _section("Timelines" if len(runs) > 1 else "Timeline", _timelines(runs), "strips"),
         _section("Generated text", _samples(runs), "folded"),
         _section("Configuration", _configurations(runs), "folded"),
@@ -235,6 +236,33 @@ def _memory_chart(runs: Sequence[Run]) -> str:
         panels.append((group if len(peaks) > 1 else "", rows))
     note = "The largest peak of each rank over the runs of a group." if _group_note(runs) else ""
     return bar_chart("Peak memory of each rank", panels, parts=[*map(category_name, parts)], x_label=unit, note=note)
+
+
+def _resident_chart(runs: Sequence[Run]) -> str:
+    """The peak of each process as the system counts it, of the largest run of each group."""
+    known = {name: [run for run in members if run.resident] for name, members in by_group(runs).items()}
+    largest = {name: max(members, key=_largest_resident) for name, members in known.items() if members}
+    scale, unit = byte_unit(max(map(_largest_resident, largest.values()), default=0))
+    panels = []
+    for group, run in largest.items():
+        rows = [
+            Bar(
+                label=name.removeprefix("ranks "),
+                values=[max(0, figures[part]) / scale for part in RESIDENT_PARTS],
+                text=format_bytes(figures["peak"]),
+            )
+            for name, figures in run.resident.items()
+        ]
+        panels.append((group if len(largest) > 1 else "", rows))
+    notes = ["Of each group, the run with the largest."] if _group_note(runs) else []
+    if any(figures["ranks"] > 1 for run in largest.values() for figures in run.resident.values()):
+        notes.append(f"{SHARED_PROCESS.capitalize()}.")
+    title, parts = "Resident set of each process at its peak", list(RESIDENT_PARTS.values())
+    return bar_chart(title, panels, parts=parts, x_label=unit, note=" ".join(notes))
+
+
+def _largest_resident(run: Run) -> int:
+    return max(figures["peak"] for figures in run.resident.values())
 
 
 def _part_bytes(memory: Mapping[str, int], part: str) -> float:

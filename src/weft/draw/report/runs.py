@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ class Run:
     training     lines with `update`, `samples`, `seconds`, `loss`, and optionally `lr` and `samples_per_second`
     evaluations  lines with `update`, `samples`, `seconds`, `loss`, and `perplexity` or `accuracy` (0 to 1)
     memory       peak bytes of each rank by category, and "total"
+    resident     the resident set of each process, by its name: "peak", and the parts of the peak
     bubbles      the share of its time that each rank waited, 0 to 1
     timeline     an SVG, from `weft.draw.svg`
     """
@@ -41,6 +42,7 @@ class Run:
     timeline: str
     configuration: str  # TOML
     sample: str = ""  # generated text
+    resident: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def peak(self) -> float:

@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from weft import faults
 from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
+from weft.runtime.assembly.dtypes import check_dtypes
+from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
 from weft.runtime.assembly.settings import Settings, check_weights
 from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
-from weft.runtime.engine import Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
+from weft.runtime.engine import PRECISIONS, Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
+from weft.runtime.initial import OpenWeights
 from weft.runtime.partition import chunk_layers, layered_model
+from weft.runtime.process import give_back_memory
 from weft.runtime.update import cure_for
 from weft.runtime.weights import GradientSync, gradient_sync_for
 from weft.schedule import Program, Schedule, lower, verify_program, write_csv
@@ -56,14 +58,19 @@ class Assembly:
         self.transport.close()
 
 
-def assemble(model: Any, settings: Settings) -> Assembly:
-    """Build this process's chunks and workers; all processes call it together, and refuse what they disagree on."""
+def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assembly:
+    """Build this process's chunks and workers; all processes call it together, and refuse what they disagree on.
+
+    `open_weights` opens what the user names as weights.
+    """
     schedule = resolve.schedule_for(settings)
     program = lower(schedule)
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
-    whole = layered_model(model, cut=settings.cut, example=settings.example)
+    precision = PRECISIONS[settings.precision or "fp32"]
+    whole = layered_model(model, cut=settings.cut, example=settings.example, dtype=precision.weights)
     recompute = resolve.recompute_for(settings, schedule, checkpointing=whole.checkpointing)
-    check_weights(program, recompute=recompute, precision=settings.precision)
+    check_weights(program, recompute=recompute, precision=precision)
+    check_dtypes(whole, precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
     device = resolve.device_for(settings.device, whole.state.values(), collectives)
@@ -75,7 +82,14 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         device=device,
         collectives=collectives,
     )
-    counts = chunk_layers(settings.balance, whole.layers, schedule.chunks, example=settings.example, device=device)
+    counts = chunk_layers(
+        settings.balance,
+        whole.layers,
+        schedule.chunks,
+        example=settings.example,
+        device=device,
+        dtypes=whole.dtypes,
+    )
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
     compared = {"schedule": write_csv(schedule)} | settings.compared()
     compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}
@@ -83,14 +97,17 @@ def assemble(model: Any, settings: Settings) -> Assembly:
     own = {"versions": versions(), "settings": compared, "model": consistency.fingerprint(whole.state)}
     faults.hit("agreement")
     consistency.check(collectives.all_gather(own, purpose="compare settings and model"))
-    layout = layout_of(whole, counts, program)
+    layout = start_weights(layout_of(whole, counts, program), schedule, collectives, settings, open_weights)
+    layers = len(whole.layers)
+    del whole  # which has the weights of other ranks, too, if it was built for real
+    give_back_memory()
     compute = ComputeSettings(
         loss_fn=settings.loss_fn,
-        layers=len(whole.layers),
+        layers=layers,
         microbatches=schedule.microbatches,
         seeds=Seeds(device),
         seed=settings.seed,
-        precision=torch.bfloat16 if settings.precision == "bf16" else None,
+        precision=precision,
         device=device,
         uploads=Uploads(device),
     )
@@ -126,9 +143,9 @@ def assemble(model: Any, settings: Settings) -> Assembly:
         skip_nan=settings.nan == "skip",
     )
     return Assembly(
-        settings=replace(settings, example=None),  # a batch that nothing needs any more
+        settings=replace(settings, example=None, weights=None),  # which nothing needs any more
         program=program,
-        layout=layout.without_weights(),
+        layout=layout.without_layers(),
         balance=tuple(counts),
         compute=compute,
         transport=transport,

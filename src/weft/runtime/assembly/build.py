@@ -8,28 +8,40 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from weft.runtime.assembly.layout import Holders, Layout
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import Chunk, ComputeSettings
 from weft.runtime.partition import named_tensors
 from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
-from weft.runtime.weights import ParameterSet, Place
+from weft.runtime.weights import FrozenWeights, ParameterSet, Place
 from weft.schedule import Op, Program, RecomputeChoice
 
 
 @dataclass(kw_only=True)
 class BuiltChunk:
-    """A chunk in this process: the holders of each of its parameter sets, and where each name is."""
+    """A chunk in this process: the holders of each of its parameter sets, and where each name is.
+
+    `masters` has the names of parameters that passes read in another dtype.
+    """
 
     chunk: Chunk
     holders: list[Holders]
     state: dict[str, Place]
+    masters: dict[str, Tensor]
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of a name; in a drained pipeline, its newest version."""
-        tensor: Tensor = getattr(*self.state[name])
+        """The tensor of a name; in a drained pipeline, its newest version. Whoever writes to it calls `refresh`."""
+        tensor: Tensor = self.masters[name] if name in self.masters else getattr(*self.state[name])
         return tensor
+
+    def refresh(self) -> None:
+        """Make what passes read of the masters once more."""
+        for parameters in self.chunk.sets:
+            parameters.refresh()
+        if self.chunk.frozen is not None:
+            self.chunk.frozen.refresh()
 
 
 def build_chunk(
@@ -45,7 +57,10 @@ def build_chunk(
 ) -> BuiltChunk:
     """Build one chunk on its device."""
     sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict, {(): {}})
+    frozen: dict[int, tuple[Parameter, list[Place]]] = {}
     state: dict[str, Place] = {}
+    masters: dict[str, Tensor] = {}
+    dtypes: dict[int, torch.dtype] = {}  # of what passes read
     move_layers(layers, compute.device)
     for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
         for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
@@ -53,6 +68,11 @@ def build_chunk(
             if entry.trained:
                 member = sets[entry.holders].setdefault(id(tensor), (entry.names, []))
                 member[1].append((owner, attribute))
+            elif isinstance(tensor, Parameter) and entry.dtype != tensor.dtype:
+                frozen.setdefault(id(tensor), (tensor, []))[1].append((owner, attribute))
+            if id(tensor) in frozen or (entry.trained and compute.precision.weights is not None):
+                masters |= dict.fromkeys(entry.names, tensor)
+                dtypes[id(tensor)] = entry.dtype
     chunk = Chunk(
         number=number,
         first_layer=layout.ranges[number].start,
@@ -63,25 +83,29 @@ def build_chunk(
         backward_reads_other_weights=layout.programs[()].schedule.weights.backward == "newest",
     )
     for holders in sorted(sets):
-        members = list(sets[holders].values())
+        members = list(sets[holders].items())
         if holders:  # every holder adds up the same parameters in the same order
-            members.sort(key=lambda member: member[0])
+            members.sort(key=lambda member: member[1][0])
         program = layout.programs[holders]
         chunk.sets.append(
             ParameterSet(
-                names=[names[0] for names, _ in members],
-                places=[places for _, places in members],
+                names=[names[0] for _, (names, _) in members],
+                places=[places for _, (_, places) in members],
                 stashes=_stashes(program, number),
                 optimizer=settings.optimizer,
                 lr_scheduler=settings.lr_scheduler,
                 predicts=predicts if _predicts(program, number) else None,
                 cure=cure,
                 delay=mean_delay(program, number),
+                dtypes=None if compute.precision.weights is None else [dtypes[tensor] for tensor, _ in members],
             )
         )
         if predicts is not None:  # every rank refuses an optimizer, even one that predicts nothing
             check_rule(chunk.sets[-1].optimizer, predicts)
-    return BuiltChunk(chunk=chunk, holders=sorted(sets), state=state)
+    if frozen:
+        parameters, places = zip(*frozen.values(), strict=True)
+        chunk.frozen = FrozenWeights(parameters, places, [dtypes[id(parameter)] for parameter in parameters])
+    return BuiltChunk(chunk=chunk, holders=sorted(sets), state=state, masters=masters)
 
 
 def move_layers(layers: list[nn.Module], device: torch.device) -> None:

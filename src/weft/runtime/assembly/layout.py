@@ -22,11 +22,15 @@ Holders: TypeAlias = "tuple[int, ...]"  # the chunks that share a parameter; () 
 
 
 class Entry(NamedTuple):
-    """A parameter or buffer of a layer: its names in the model, whether it is trained, and who shares it."""
+    """A parameter or buffer of a layer: its names in the model, whether it is trained, and who shares it.
+
+    `dtype` is that in which passes read it.
+    """
 
     names: list[str]
     trained: bool
     holders: Holders
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +72,14 @@ class Layout:
             taken |= parts
         return result
 
-    def without_weights(self) -> Layout:
-        """The layout for the rest of the run: other ranks' layers can go, and only dtypes and shapes stay."""
+    def with_meta_state(self) -> Layout:
+        """The same layout, of whose state only dtypes and shapes stay; except tensors that no layer uses."""
         state = {name: _on_meta(tensor) if name in self.homes else tensor for name, tensor in self.model.state.items()}
-        return replace(self, model=LayeredModel(layers=[], state=state))
+        return replace(self, model=replace(self.model, state=state))
+
+    def without_layers(self) -> Layout:
+        """The layout for the rest of the run: other ranks' layers can go."""
+        return replace(self, model=replace(self.model, layers=[], root=nn.Module()))
 
 
 def _on_meta(tensor: Tensor) -> Tensor:
@@ -93,7 +101,8 @@ def layout_of(model: LayeredModel, counts: Sequence[int], program: Program) -> L
     def entry(tensor: Tensor) -> Entry:
         trained = isinstance(tensor, Parameter) and tensor.requires_grad
         chunks = tuple(sorted(users[id(tensor)]))
-        return Entry(names[id(tensor)], trained, chunks if trained and len(chunks) > 1 else ())
+        holders = chunks if trained and len(chunks) > 1 else ()
+        return Entry(names[id(tensor)], trained, holders, model.dtypes.of(tensor))
 
     entries = [[entry(tensor) for _, _, tensor in named_tensors(layer)] for layer in model.layers]
     ties = sorted({entry.holders for layer in entries for entry in layer if entry.holders})

@@ -15,7 +15,8 @@ from torch import nn
 
 from weft.errors import WeftError
 from weft.runtime.device import check_device
-from weft.runtime.engine import LossFunction
+from weft.runtime.engine import PRECISIONS, LossFunction, Precision
+from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import Program, RecomputeChoice, Schedule, check_recompute, check_sizes
 from weft.text import did_you_mean
@@ -66,8 +67,9 @@ def _check_clip_norm(clip_norm: Any) -> None:
 
 
 def _check_precision(precision: Any) -> None:
-    if precision not in (None, "fp32", "bf16"):
-        raise WeftError(f'precision is "fp32" or "bf16" (got {precision!r})')
+    if precision is not None and precision not in PRECISIONS:
+        names = " or ".join(f'"{name}"' for name in PRECISIONS)
+        raise WeftError(f"precision is {names} (got {precision!r})")
 
 
 def _check_nan(nan: Any) -> None:
@@ -130,11 +132,14 @@ class Settings:
     recompute: RecomputeChoice | Sequence[RecomputeChoice] | None = _option(None, check=_check_recompute, same=True)
     lr_scheduler: SchedulerMaker | None = _option(None)
     clip_norm: float | None = _option(None, check=_check_clip_norm, same=True)
-    precision: Literal["fp32", "bf16"] | None = _option(None, check=_check_precision, same=True)
+    precision: Literal["fp32", "bf16", "bf16-autocast"] | None = _option(
+        None, check=_check_precision, same=True, about=True
+    )
     nan: Literal["stop", "skip"] = _option("stop", check=_check_nan, same=True)
     max_skips: int = _option(10, check=_check_max_skips, same=True)
     seed: int = _option(0, check=_check_seed, same=True, about=True)
     deadline: float = _option(60.0, check=_check_deadline)
+    weights: Weights = _option(None)
     cut: Sequence[str] | None = _option(None)
     example: Any = _option(None)
     device: str | torch.device | None = _option(None, check=_check_device)
@@ -166,7 +171,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def check_weights(program: Program, *, recompute: Sequence[RecomputeChoice], precision: str | None) -> None:
+def check_weights(program: Program, *, recompute: Sequence[RecomputeChoice], precision: Precision) -> None:
     """Refuse options that do not work with the weights that a schedule reads."""
     schedule = program.schedule
     if schedule.weights.backward == "forward":
@@ -179,7 +184,7 @@ def check_weights(program: Program, *, recompute: Sequence[RecomputeChoice], pre
         raise WeftError(
             f"{rule}, so a forward can't be computed again for its backward; leave recompute out, or {remedy}"
         )
-    if precision == "bf16":
+    if precision.autocast is not None:
         raise WeftError(
-            f"{rule}, but what autocast saves are casts of the forward's weights; leave precision out, or {remedy}"
+            f'{rule}, but what autocast saves are casts of the forward\'s weights; use precision="bf16", or {remedy}'
         )

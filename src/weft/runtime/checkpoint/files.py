@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft import faults
 from weft.errors import StorageError, WeftError, one_line, remedy_for
 from weft.output import sync
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, decode
-from weft.runtime.checkpoint.writer import FileWriter, write_safetensors
 from weft.runtime.process import status
+from weft.runtime.storage import FileWriter, TensorFile, write_safetensors
+from weft.runtime.tensors import as_real
 
 FORMAT, VERSION = "weft checkpoint", 1
 MANIFEST, STATE = "manifest.json", "state.json"
@@ -46,10 +46,10 @@ def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
     checkpoint = Checkpoint(path)
     with refusing_errors(checkpoint):
         for file in checkpoint.manifest["files"]:
-            if file != STATE and (more := set(checkpoint.opened(file).keys()) - checkpoint.state["tensors"].keys()):
+            if file != STATE and (more := set(checkpoint.opened(file).names()) - checkpoint.state["tensors"].keys()):
                 checkpoint.refuse(file, f"holds {min(more)}, which {STATE} does not name")
         for key in checkpoint.state["tensors"]:
-            checkpoint.tensor(key)
+            checkpoint.check(key)
         return checkpoint.manifest | {"extra": decode(checkpoint.state["extra"], checkpoint.tensor)}
 
 
@@ -67,7 +67,7 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, TensorFile] = {}
         self.manifest = self._manifest()
         self.verify(STATE)
         try:
@@ -145,13 +145,13 @@ class Checkpoint:
         if digest != expected:
             self.refuse(file, "was altered: its SHA-256 is not what the manifest says")
 
-    def opened(self, file: str) -> Any:
+    def opened(self, file: str) -> TensorFile:
         if file not in self._files:
             self.verify(file)
             try:
                 with self._reading(file):
-                    self._files[file] = safe_open(self.path / file, framework="pt")
-            except SafetensorError as problem:
+                    self._files[file] = TensorFile(self.path / file)
+            except WeftError as problem:
                 self.refuse(file, f"is not a safetensors file ({one_line(problem)})")
         return self._files[file]
 
@@ -161,19 +161,35 @@ class Checkpoint:
 
     def tensor(self, key: str) -> Tensor:
         """A tensor, in memory of its own."""
+        tensor = torch.empty_like(self.stand_in(key), memory_format=torch.contiguous_format)
+        self.read_into(key, tensor)
+        return tensor
+
+    def stand_in(self, key: str) -> Tensor:
+        """A tensor of the same dtype and shape, of zeros that take no memory."""
+        self.check(key)
+        dtype, shape = self.form(key)
+        return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
+
+    def read_into(self, key: str, tensor: Tensor) -> None:
+        """Read a tensor into one of the same shape."""
+        self.check(key)
+        file = self._places[key][0]
+        real = as_real(tensor) if self.form(key)[0].startswith("complex") else tensor
+        with self._reading(file):
+            self.opened(file).read_into(key, real)
+
+    def check(self, key: str) -> None:
+        """Refuse a tensor that is not there, or not as the state says; verifies its file."""
         if key not in self._places:
             self.refuse(STATE, f"has no {key}")
-        file = self._places[key][0]
-        try:
-            tensor: Tensor = self.opened(file).get_tensor(key).clone()
-        except SafetensorError:
+        file, stored = self._places[key][0], self.opened(self._places[key][0])
+        if key not in stored.names():
             self.refuse(file, f"has no {key}")
-        dtype, shape = self.form(key)
-        if dtype.startswith("complex") and tensor.is_floating_point() and tensor.shape[-1:] == (2,):
-            tensor = torch.view_as_complex(tensor)
-        if form_of(tensor) != [dtype, shape]:
-            self.refuse(file, f"has another {key} ({described(form_of(tensor))}, saved: {described([dtype, shape])})")
-        return tensor
+        dtype, shape = stored.form(key)
+        found, expected = [str(dtype).removeprefix("torch."), list(shape)], self.form(key)
+        if found != _real_form(expected):
+            self.refuse(file, f"has another {key} ({described(found)}, saved: {described(expected)})")
 
 
 @contextlib.contextmanager
@@ -205,18 +221,7 @@ def begin(target: Path, part: Path) -> None:
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write a safetensors file; returns its entry in the manifest."""
     with _writing(file):
-        return write_safetensors(file, _storable(tensors))
-
-
-def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers as safetensors takes them: dense and real, on the CPU."""
-    result = {}
-    for key, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise WeftError(f"a checkpoint holds dense tensors, and {key} is a {tensor.layout} one; keep it dense")
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-        result[key] = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous()
-    return result
+        return write_safetensors(file, tensors)
 
 
 def finish(target: Path, part: Path, state: dict[str, Any], files: dict[str, Any]) -> None:
@@ -270,6 +275,13 @@ def _with_checksum(content: dict[str, Any]) -> str:
 
 def form_of(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+
+
+def _real_form(form: list[Any]) -> list[Any]:
+    """The form in which a tensor is stored: a complex one as pairs of real numbers."""
+    parts = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+    dtype, shape = form
+    return [parts[dtype], [*shape, 2]] if dtype in parts else form
 
 
 def described(form: list[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,24 +12,69 @@ from weft.errors import WeftError
 from weft.runtime.assembly import Assembly
 
 
-def state_dict(assembly: Assembly) -> dict[str, Tensor]:
-    """The state of a drained pipeline, on every rank."""
-    homes = assembly.layout.homes
-    return {
-        name: _gathered(assembly, name) if name in homes else tensor.detach().clone()  # no layer uses the others
-        for name, tensor in assembly.layout.model.state.items()
-    }
+def iter_state_dict(
+    assembly: Assembly, moment: Callable[[], object], *, rank0_only: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """The state of a drained pipeline, a tensor at a time, on every rank, or on rank 0 alone.
+
+    `moment` returns another value after a step.
+    """
+    return _tensors(assembly, moment(), moment, rank0_only=rank0_only)
+
+
+def _tensors(
+    assembly: Assembly, begin: object, moment: Callable[[], object], *, rank0_only: bool
+) -> Iterator[tuple[str, Tensor]]:
+    layout = assembly.layout
+    wanted = assembly.collectives.first or not rank0_only
+    for name, tensor in layout.model.state.items():
+        if moment() != begin:
+            raise WeftError("the state of a pipeline is of one moment; take all its tensors before the next step")
+        if name not in layout.homes:  # no layer uses it
+            if wanted:
+                yield name, tensor.detach().clone()
+        elif not rank0_only:
+            yield name, _gathered(assembly, name)
+        elif wanted:
+            yield name, _received(assembly, name)
+        else:
+            _send(assembly, name)
 
 
 def _gathered(assembly: Assembly, name: str) -> Tensor:
     """A copy of one tensor of the model's state, from the first replica, on every rank."""
-    home = assembly.layout.homes[name]
-    local = assembly.chunks.get((0, home))
-    empty = assembly.layout.model.state[name]
-    tensor = torch.empty_like(empty, device="cpu") if local is None else local.tensor(name).detach().cpu().clone()
-    rank = assembly.schedule.placement[home]
-    assembly.collectives.broadcast(tensor, rank, purpose=f"gather {name} of the model's state")
+    tensor = _own_copy(assembly, name)
+    purpose, rank = f"gather {name} of the model's state", _rank_of(assembly, name)
+    assembly.collectives.broadcast(tensor, rank, purpose=purpose)
     return tensor
+
+
+def _received(assembly: Assembly, name: str) -> Tensor:
+    """A copy of one tensor, on the first rank."""
+    tensor = _own_copy(assembly, name)
+    if (rank := _rank_of(assembly, name)) != assembly.collectives.rank:
+        assembly.collectives.hand_out(tensor, rank, [0], purpose=f"send {name}")
+    return tensor
+
+
+def _send(assembly: Assembly, name: str) -> None:
+    """Send one tensor to the first rank, if this one holds it."""
+    if (rank := _rank_of(assembly, name)) == assembly.collectives.rank:
+        tensor = assembly.chunks[0, assembly.layout.homes[name]].tensor(name)
+        assembly.collectives.hand_out(tensor, rank, [0], purpose=f"send {name}")
+
+
+def _own_copy(assembly: Assembly, name: str) -> Tensor:
+    """A copy of a tensor on the host; where another rank holds it, only memory for it."""
+    local = assembly.chunks.get((0, assembly.layout.homes[name]))
+    if local is None:
+        return torch.empty_like(assembly.layout.model.state[name], device="cpu", requires_grad=False)
+    return local.tensor(name).detach().to("cpu", copy=True)
+
+
+def _rank_of(assembly: Assembly, name: str) -> int:
+    """The rank of the first replica that holds a tensor first."""
+    return assembly.schedule.placement[assembly.layout.homes[name]]
 
 
 @torch.no_grad()
@@ -67,3 +112,4 @@ def load_state_dict(assembly: Assembly, state: Mapping[str, Tensor]) -> None:
         for name in built.state:
             if name in known:
                 built.tensor(name).copy_(state[name])
+        built.refresh()

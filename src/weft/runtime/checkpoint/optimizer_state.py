@@ -8,10 +8,11 @@ Another schedule or number of ranks divides the parameters into other sets, so e
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,13 +20,29 @@ from weft.errors import WeftError
 from weft.runtime.update import PartState, options_of
 from weft.runtime.weights import ParameterSet
 
-Fetch: TypeAlias = Callable[[str], Tensor]  # reads a tensor of a checkpoint into new memory
+Fetch: TypeAlias = Callable[[str], Tensor]  # a tensor of a checkpoint, in new memory
 SHARED = ("optimizer", "scheduler")  # parts with state that belongs to no single parameter
 PARTS = ("optimizer", "prediction", "cure")  # every parameter has these keys; a part that is not there has None
 
 
 class IncompatibleCheckpoint(ValueError):
     """A checkpoint that does not fit this pipeline; its message says why."""
+
+
+class SavedTensors(Protocol):
+    """The tensors of a checkpoint."""
+
+    def tensor(self, key: str) -> Tensor:
+        """Read a tensor into new memory."""
+        ...
+
+    def read_into(self, key: str, tensor: Tensor) -> None:
+        """Read a tensor into one of the same shape."""
+        ...
+
+    def stand_in(self, key: str) -> Tensor:
+        """A tensor of the same dtype and shape that takes no memory; refuses one that can't be read."""
+        ...
 
 
 # Any value as JSON
@@ -145,17 +162,17 @@ class _SavedParameter(NamedTuple):
 class SavedSets:
     """The state of all parameter sets of a checkpoint; `updates` is for old ones, without a count for each set."""
 
-    def __init__(self, sets: Sequence[dict[str, Any]], fetch: Fetch, *, updates: int) -> None:
+    def __init__(self, sets: Sequence[dict[str, Any]], tensors: SavedTensors, *, updates: int) -> None:
         self.parameters = {
             name: _SavedParameter(saved_set, place)
             for saved_set in sets
             for place, group in enumerate(saved_set["groups"])
             for name in group["names"]
         }
-        self._fetch, self._updates = fetch, updates
+        self._tensors, self._updates = tensors, updates
 
     def prepare(self, parameter_set: ParameterSet) -> Callable[[], None]:
-        """Read and check what a set needs, and return a function that loads it."""
+        """Check what a set needs, and return a function that reads and loads it."""
         if parameter_set.optimizer is None:
             return lambda: None
         groups = _names_by_group(parameter_set, parameter_set.optimizer)
@@ -164,25 +181,33 @@ class SavedSets:
         if parameter_set.updater.lr_scheduler is not None:
             shared["scheduler"] = self._scheduler_state(type(parameter_set.updater.lr_scheduler).__name__, groups)
         saved = [self.parameters[name].saved_set["parameters"][name] for name in parameter_set.names]
+        live = parameter_set.versions.live
         loads = []
         for part in parameter_set.updater.parts:
-            parameters = [decode(by_part.get(part.key), self._fetch) for by_part in saved]
-            state = PartState(parameters=parameters, shared=shared.get(part.key))
+            states = [by_part.get(part.key) for by_part in saved]
+            stand_ins = [decode(state, self._stand_in) for state in states]
             try:
-                part.check(state)
+                part.check(PartState(parameters=stand_ins, shared=shared.get(part.key)))
             except ValueError as problem:
                 raise IncompatibleCheckpoint(str(problem)) from problem
-            loads.append((part, state))
+            loads.append((part, states, shared.get(part.key)))
 
         saved_sets = [self.parameters[name].saved_set for name in parameter_set.names]
         updates = max(int(saved_set.get("updates", self._updates)) for saved_set in saved_sets)
 
         def load() -> None:
             parameter_set.updater.updates = updates
-            for part, state in loads:
-                part.load(state, updates=updates)
+            for part, states, shared_state in loads:
+                memory = _Memory(parameter_set.optimizer if part.key == "optimizer" else None)
+                unread = _Unread(states, live, self._tensors, memory)
+                part.load(PartState(parameters=unread, shared=shared_state), updates=updates)
 
         return load
+
+    def _stand_in(self, key: str) -> Tensor:
+        """A number as it is, which a check may look at; only the form of anything larger."""
+        stand_in = self._tensors.stand_in(key)
+        return self._tensors.tensor(key) if stand_in.numel() == 1 else stand_in
 
     def _check_kinds(self, parameter_set: ParameterSet, groups: Sequence[Sequence[str]]) -> None:
         """Optimizer and scheduler must have the same class as in the run that was saved."""
@@ -214,7 +239,7 @@ class SavedSets:
                 if options != saved[0]:
                     raise IncompatibleCheckpoint(f"{names[0]} and {name} share a group here, and had different options")
             if saved or len(saved_groups) == len(groups):
-                options = decode(saved[0] if saved else saved_groups[place]["options"], self._fetch)
+                options = decode(saved[0] if saved else saved_groups[place]["options"], self._tensors.tensor)
             else:
                 options = options_of(group)
             options_by_group.append(options)
@@ -235,4 +260,53 @@ class SavedSets:
                 states.append(saved_set["scheduler"]["state"])
         if any(state != states[0] for state in states):
             raise IncompatibleCheckpoint(f"{kind} was at different steps for parameters that share a scheduler here")
-        return decode(states[0], self._fetch)
+        return decode(states[0], self._tensors.tensor)
+
+
+class _Memory:
+    """Memory for the tensors that are read: that of an optimizer's old state, which it drops, as far as it fits."""
+
+    def __init__(self, optimizer: Optimizer | None) -> None:
+        states = [] if optimizer is None else [state for state in optimizer.state.values() if isinstance(state, dict)]
+        tensors = [value.detach() for state in states for value in state.values() if isinstance(value, Tensor)]
+        self._old: defaultdict[Any, list[Tensor]] = defaultdict(list)
+        for tensor in {_address(tensor): tensor for tensor in tensors if _owns_memory(tensor)}.values():
+            self._old[tensor.dtype, tensor.shape, tensor.device].append(tensor)
+
+    def like(self, stand_in: Tensor, device: torch.device) -> Tensor:
+        """A tensor of this form on a device; the optimizer decides where numbers are."""
+        device = device if stand_in.numel() > 1 else torch.device("cpu")
+        fitting = self._old[stand_in.dtype, stand_in.shape, device]
+        if fitting:
+            return fitting.pop()
+        return torch.empty(stand_in.shape, dtype=stand_in.dtype, device=device)
+
+
+def _owns_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is all that its memory holds."""
+    dense = tensor.layout == torch.strided and tensor.is_contiguous()
+    return dense and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Unread(Sequence[Any]):
+    """The states of some parameters, of which each is read when it is taken: so no more are held than are needed."""
+
+    def __init__(self, states: Sequence[Any], live: Sequence[Tensor], tensors: SavedTensors, memory: _Memory) -> None:
+        self._states, self._live, self._tensors, self._memory = states, live, tensors, memory
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, index: Any) -> Any:
+        device = self._live[index].device
+
+        def fetch(key: str) -> Tensor:
+            tensor = self._memory.like(self._tensors.stand_in(key), device)
+            self._tensors.read_into(key, tensor)
+            return tensor
+
+        return decode(self._states[index], fetch)

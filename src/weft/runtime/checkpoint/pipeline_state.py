@@ -1,7 +1,7 @@
 """A pipeline's way into a checkpoint and out of one: state by the plain model's names, never by rank or chunk.
 
 So what four ranks of one schedule have saved, two ranks of another resume. Every process writes its own chunks and
-reads what it needs. Nothing changes before all of them have read and checked their part; what one refuses, all refuse.
+reads what it needs. Nothing changes before all of them have verified their part; what one refuses, all refuse.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from weft.runtime.checkpoint.files import Checkpoint, begin, described, finish, 
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, SavedSets, decode, encode, state_of
 from weft.runtime.engine import Completed
 from weft.runtime.process import progress, status
+from weft.runtime.tensors import as_real
 from weft.version import __version__
 
 SAVE, LOAD = "save the checkpoint", "load the checkpoint"  # purposes of collective calls
@@ -60,11 +61,19 @@ def _check_finite(assembly: Assembly) -> None:
     for (_, number), built in assembly.chunks.items():
         for parameters in built.chunk.sets:
             for name, weight in zip(parameters.names, parameters.versions.live, strict=True):
-                if weight.is_floating_point() and not torch.isfinite(weight).all():
+                if not _is_finite(weight):
                     raise Diverged(
                         f"the weights of chunk {number} are not finite ({name}), so they are not saved; resume from "
                         "the last checkpoint with a lower learning rate"
                     )
+
+
+def _is_finite(weight: Tensor) -> bool:
+    """Whether all elements are finite; needs no memory of the weight's size."""
+    real = as_real(weight.detach())
+    if not real.is_floating_point() or not real.numel():
+        return True
+    return bool(torch.isfinite(torch.stack(torch.aminmax(real))).all())
 
 
 def _write_chunks(part: Path, assembly: Assembly) -> dict[str, Any]:
@@ -129,10 +138,10 @@ def _tensor(layout: Layout, built: BuiltChunk, name: str) -> Tensor:
 
 
 def prepare(path: str | os.PathLike[str], assembly: Assembly, *, deadline: float) -> tuple[Callable[[], None], Any]:
-    """Read and check what this process needs; a function that installs it on all ranks, and the caller's `extra`.
+    """Verify what this process needs; a function that installs it on all ranks, and the caller's `extra`.
 
-    Nothing is changed yet, and all processes refuse if one does. `deadline` limits the seconds in which no rank reads
-    a byte.
+    Nothing is changed yet, and all processes refuse if one does. What is installed is read straight into its place.
+    `deadline` limits the seconds in which no rank reads a byte.
     """
     collectives = assembly.collectives
     together = functools.partial(collectives.together, purpose=LOAD, deadline=deadline, progress=progress)
@@ -149,28 +158,28 @@ def _prepare(checkpoint: Checkpoint, assembly: Assembly) -> tuple[Callable[[], N
     state, layout = checkpoint.state, assembly.layout
     with refusing_errors(checkpoint):
         _check_model(checkpoint, layout)
-        weights = [
-            (tensor, checkpoint.tensor(f"model/{name}"))
-            for name, tensor in layout.model.state.items()
-            if name not in layout.homes
-        ]
-        begun, skipped = int(state["about"]["minibatches"]), int(state["about"]["skipped"])
-        saved = SavedSets(state["sets"], checkpoint.tensor, updates=begun - skipped)
-        _check_trained(saved, layout)
-        installs: list[Callable[[], None]] = []
+        weights = [(f"model/{name}", tensor) for name, tensor in layout.model.state.items() if name not in layout.homes]
         for built in assembly.chunks.values():
-            weights += [(built.tensor(name), checkpoint.tensor(state["model"][name])) for name in built.state]
-            installs += [saved.prepare(parameters) for parameters in built.chunk.sets]
+            weights += {state["model"][name]: built.tensor(name) for name in built.state}.items()
+        for key, _ in weights:
+            checkpoint.check(key)
+        begun, skipped = int(state["about"]["minibatches"]), int(state["about"]["skipped"])
+        saved = SavedSets(state["sets"], checkpoint, updates=begun - skipped)
+        _check_trained(saved, layout)
+        sets = [parameters for built in assembly.chunks.values() for parameters in built.chunk.sets]
+        installs = [saved.prepare(parameters) for parameters in sets]
         completed = decode(state["completed"], checkpoint.tensor)
         last = None if completed is None else Completed(**completed)
         extra = decode(state["extra"], checkpoint.tensor)
 
     @torch.no_grad()
     def install() -> None:
-        for tensor, value in weights:
-            tensor.copy_(value)
+        for key, tensor in weights:
+            checkpoint.read_into(key, tensor)
             status.moves += 1
             faults.hit("load-install")
+        for built in assembly.chunks.values():
+            built.refresh()
         for install_set in installs:
             install_set()
         for worker in assembly.driver.workers:

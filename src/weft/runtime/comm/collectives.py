@@ -7,6 +7,7 @@ JSON: nothing is unpickled. A process without a process group is alone, and ever
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -102,6 +103,24 @@ class Collectives:
         self._wait(work, purpose, deadline)
         if host is not tensor:
             tensor.copy_(host)
+
+    def hand_out(self, tensor: Tensor, rank: int, to: Sequence[int], *, purpose: str) -> None:
+        """Give some processes the tensor of one rank, in place; others need not call it.
+
+        Every process makes the calls that it takes part in in the same order.
+        """
+        if self._group is None or self.rank not in (rank, *to):
+            return
+        host = tensor.detach().cpu().contiguous()
+        if self.rank == rank:
+            works = [self._start(functools.partial(dist.isend, host, other, self._group), purpose) for other in to]
+        else:
+            works = [self._start(functools.partial(dist.irecv, host, rank, self._group), purpose)]
+        for work in works:
+            self._wait(work, purpose, None)
+        if self.rank != rank and host.data_ptr() != tensor.data_ptr():
+            with torch.no_grad():
+                tensor.copy_(host)
 
     def barrier(self, *, purpose: str, deadline: float | None = None) -> None:
         """Wait until every process has come here."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -48,6 +49,8 @@ FIRST_CAPACITY = 4096  # bytes of the first receives; messages up to this size a
 ABORT, LARGE = -1, -2  # instead of an op
 TAG, LARGE_TAG = 0, 1
 MAX_DESCRIPTIONS = 256
+PAUSE = 0.002  # seconds between two looks at shared memory, at the end of a sender
+SHORTEST_WAIT, LONGEST_SEND = 0.001, 5.0  # seconds for a send to complete, at the end of a sender
 
 # skeleton, whether the last tensor is the loss, then (dtype, shape, needs a gradient, is on the device) of each tensor
 Description: TypeAlias = "tuple[Any, ...]"
@@ -100,7 +103,7 @@ class SendLink:
     def send(self, message: Message) -> None:
         """Send without waiting, unless the link is full."""
         while len(self._sends) >= self._max_sends:
-            self._finish()
+            self._finish(self._timeout)
         tensors = [*message.tensors, message.loss] if isinstance(message.loss, Tensor) else message.tensors
         number, text = self._describe(message, tensors)
         on_device = [tensor for tensor in tensors if _is_on_device(tensor)]
@@ -141,6 +144,15 @@ class SendLink:
         flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         return self._isend(flat, TAG)
 
+    def linger(self, end: float, is_there: Callable[[], bool]) -> None:
+        """Wait until all that was sent is taken, or the other end is gone, but not beyond a moment."""
+        with contextlib.suppress(LinkError):
+            while self._sends:
+                self._finish(timedelta(seconds=max(SHORTEST_WAIT, min(LONGEST_SEND, end - time.monotonic()))))
+        shared = self._shared_sender
+        while shared is not None and not shared.is_taken and is_there() and time.monotonic() < end:
+            time.sleep(PAUSE)
+
     def _describe(self, message: Message, tensors: Sequence[Tensor]) -> tuple[int, bytes]:
         """The number of a message's description, and its text if the receiver does not know it yet."""
         has_loss = len(tensors) > len(message.tensors)
@@ -180,10 +192,10 @@ class SendLink:
     def _isend(self, flat: Tensor, tag: int) -> Work:
         return Work(lambda: dist.isend(flat, self._target, group=self._group, tag=tag), flat)
 
-    def _finish(self) -> None:
+    def _finish(self, timeout: timedelta) -> None:
         for work in self._sends.popleft():
             if not isinstance(work, Tensor):
-                work.wait(self._timeout)
+                work.wait(timeout)
 
 
 class ReceiveLink:

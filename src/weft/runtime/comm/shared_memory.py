@@ -4,6 +4,7 @@ The sender has pieces of anonymous memory (memfd), each for one message at a tim
 piece. The receiver maps a piece when it first sees it, and reads messages in place. When nothing references a piece any
 more, the receiver marks it free: in the first byte of the piece, which the sender checks before it reuses the piece.
 Nobody waits: if no piece is free and large enough, one is added or grown. No piece has a name, so none is left behind.
+A piece ends with its sender, so a sender that ends waits until its pieces are mapped, or nobody is there to map them.
 """
 
 from __future__ import annotations
@@ -89,6 +90,11 @@ class SharedSender:
         """Of pieces that no micro-batch of the receiver holds."""
         return sum(piece.size for piece in self._pieces if piece.state != HELD)
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether the receiver has mapped all that was sent."""
+        return all(piece.state != SENT for piece in self._pieces)
+
 
 class SharedReceiver:
     """The receiver's view of a sender's memory."""
@@ -126,7 +132,7 @@ def _map(descriptor: int, size: int) -> Bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryProbe:
-    """A token in a rank's memory, for other ranks to read: so they find out whether they can share memory with it."""
+    """A token in a rank's memory, for other ranks to read: whether they can share memory with it, and it is there."""
 
     host: str
     pid: int

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import Protocol, TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ from weft.runtime.comm.device_links import DeviceReceiver, DeviceSender
 from weft.runtime.comm.links import LinkError, ReceiveLink, SendLink, link_errors
 from weft.runtime.comm.messages import Key, Message
 from weft.runtime.device import backend_for, mark, new_stream, on_stream, wait_for_mark
+from weft.runtime.process import before_leaving
 from weft.schedule import Op, Schedule
 
 Inbox: TypeAlias = "dict[Key, Message]"  # of one rank: messages that no action has taken yet
@@ -151,22 +153,31 @@ class ProcessTransport:
         first: int = self.collectives.all_gather(now, purpose="compare their clocks")[0]
         peers = self.collectives.peers
         self.zero = first if peers[0][0] == peers[self._rank][0] else now  # ranks of one host share a clock
-        self._connect(schedule, slots, self._readable())
+        self._presence = contextlib.ExitStack()  # while it is open, this rank may read what others send
+        self._outgoing: dict[int, SendLink] = {}
+        self._incoming: dict[int, ReceiveLink] = {}
+        readers: list[tuple[SendLink, Callable[[], bool]]] = []
+        self._linger = weakref.finalize(self, _linger, self._presence, readers, deadline)
+        probes, readable = self._probes()
+        self._connect(schedule, slots, readable)
+        for target, link in self._outgoing.items():
+            receiver = self._rank // self._stages * self._stages + target
+            is_visible = receiver in readable[self._rank]
+            readers.append((link, probes[receiver].is_readable if is_visible else lambda: True))
+        before_leaving(self._linger)
 
-    def _readable(self) -> list[list[int]]:
-        """For each rank, the ranks whose memory it can read."""
+    def _probes(self) -> tuple[list[shared_memory.MemoryProbe], list[list[int]]]:
+        """The probe of each rank, and the ranks whose memory each can read."""
         purpose = "find out which ranks share memory"
-        with shared_memory.memory_probe() as own:
-            gathered = self.collectives.all_gather(asdict(own), purpose=purpose)
-            probes = [shared_memory.MemoryProbe(**data) for data in gathered]
-            readable = [rank for rank, probe in enumerate(probes) if probe.is_readable()]
-            return self.collectives.all_gather(readable, purpose=purpose)
+        own = self._presence.enter_context(shared_memory.memory_probe())
+        gathered = self.collectives.all_gather(asdict(own), purpose=purpose)
+        probes = [shared_memory.MemoryProbe(**data) for data in gathered]
+        readable = [rank for rank, probe in enumerate(probes) if probe.is_readable()]
+        return probes, self.collectives.all_gather(readable, purpose=purpose)
 
     def _connect(self, schedule: Schedule, slots: int, readable: list[list[int]]) -> None:
         hops = [(a, b) for a, b in zip(schedule.placement, schedule.placement[1:], strict=False) if a != b]
         messages = Counter([*hops, *((b, a) for a, b in hops)])  # of one micro-batch, by source and target
-        self._outgoing: dict[int, SendLink] = {}
-        self._incoming: dict[int, ReceiveLink] = {}
         for first in range(0, self.collectives.world, self._stages):
             for a, b in sorted(messages):
                 self._connect_pair(first, a, b, slots, messages[a, b] * schedule.microbatches, readable)
@@ -304,19 +315,38 @@ class ProcessTransport:
         for work in works:
             with contextlib.suppress(RuntimeError):
                 work.wait(timedelta(microseconds=max(1000, (end - monotonic_ns()) // 1000)))
+        self._end_presence()
         self._abort_device_groups()
         return True
 
     def close(self) -> None:
         self.collectives.barrier(purpose="close the pipeline")
+        self._end_presence()  # everybody has taken everything
         self._outgoing.clear()
         self._incoming.clear()
         self._device_groups.clear()  # nothing is under way: they are closed in order
         self.collectives.close()
 
+    def _end_presence(self) -> None:
+        self._linger.detach()
+        self._presence.close()
+
     def nbytes(self) -> int:
         sending = sum(link.nbytes for link in self._outgoing.values())
         return sending + sum(link.nbytes for link in self._incoming.values())
+
+
+def _linger(
+    presence: contextlib.ExitStack, readers: Sequence[tuple[SendLink, Callable[[], bool]]], deadline: float
+) -> None:
+    """A rank ends without `close`: let its peers take what it has sent, if they still can; it takes nothing more.
+
+    After an exception that ends this process it has to be quick: that is how its peers learn of its failure.
+    """
+    presence.close()
+    end = monotonic() + (0.0 if getattr(sys, "last_value", None) is not None else deadline)
+    for link, is_there in readers:
+        link.linger(end, is_there)
 
 
 def _abort(groups: list[dist.ProcessGroup]) -> None:

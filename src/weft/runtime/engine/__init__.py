@@ -8,10 +8,12 @@ from weft.runtime.engine.completions import Completed
 from weft.runtime.engine.driver import Blocking, Driver, TurnTaking, Work
 from weft.runtime.engine.evaluation import Outputs, Scores, evaluate
 from weft.runtime.engine.feeding import feed
+from weft.runtime.engine.precision import PRECISIONS, Precision
 from weft.runtime.engine.randomness import Seeds
 from weft.runtime.engine.worker import Worker
 
 __all__ = [
+    "PRECISIONS",
     "Blocking",
     "Chunk",
     "Completed",
@@ -19,6 +21,7 @@ __all__ = [
     "Driver",
     "LossFunction",
     "Outputs",
+    "Precision",
     "Scores",
     "Seeds",
     "TurnTaking",

@@ -15,13 +15,14 @@ from weft.errors import WeftError
 from weft.runtime.device import HostCopy, Uploads
 from weft.runtime.engine.held_bytes import ByteCount, HeldBytes, NoCount
 from weft.runtime.engine.in_flight import InFlight
+from weft.runtime.engine.precision import Precision
 from weft.runtime.engine.randomness import Seeds, mix
 from weft.runtime.engine.recompute import Recompute, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
 from weft.runtime.partition import call_layer, named_tensors
 from weft.runtime.tree import flatten, unflatten
-from weft.runtime.weights import Leaves, ParameterSet
+from weft.runtime.weights import FrozenWeights, Leaves, ParameterSet
 from weft.schedule import RecomputeChoice
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
@@ -37,14 +38,13 @@ class ComputeSettings:
     microbatches: int
     seeds: Seeds
     seed: int
-    precision: torch.dtype | None
+    precision: Precision
     device: torch.device
     uploads: Uploads
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.precision)
+    def computing(self) -> contextlib.AbstractContextManager[Any]:
+        """For use around layers and loss."""
+        return self.precision.computing(self.device)
 
 
 @dataclass(kw_only=True)
@@ -59,6 +59,7 @@ class Chunk:
     compute: ComputeSettings
     backward_reads_other_weights: bool = False  # backwards are at other weights than their forwards
     sets: list[ParameterSet] = field(default_factory=list)
+    frozen: FrozenWeights | None = None  # where passes read others than the model's
     in_flight: dict[int, InFlight] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,15 +132,15 @@ class Chunk:
     def _layers_of(self, in_flight: InFlight, segment: Segment, value: Any) -> Any:
         compute, place = self.compute, (self.compute.seed, in_flight.minibatch, in_flight.microbatch)
         value = _copy_of(value) if segment.copies_input else value
-        with compute.autocast():
+        with compute.computing():
             for number, layer in enumerate(segment.layers, segment.first_layer):
                 compute.seeds.set(mix(*place, number))
-                value = call_layer(layer, value)
-        return value
+                value = call_layer(layer, compute.precision.layer_input(layer, value))
+        return compute.precision.model_output(value) if segment.computes_loss else value
 
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:
         compute = self.compute
-        with compute.autocast():
+        with compute.computing():
             compute.seeds.set(mix(compute.seed, in_flight.minibatch, in_flight.microbatch, compute.layers))
             loss = compute.loss_fn(value, in_flight.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
@@ -221,9 +222,15 @@ class Chunk:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of parameters and buffers, one version."""
+        """Bytes of parameters as passes read them, one version, and of buffers."""
         tensors = {id(tensor): tensor for layer in self.layers for _, _, tensor in named_tensors(layer)}
         return sum(tensor.nbytes for tensor in tensors.values())
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of parameters that passes read in another dtype."""
+        frozen = 0 if self.frozen is None else self.frozen.master_bytes
+        return frozen + sum(parameters.versions.master_bytes for parameters in self.sets)
 
 
 def _move_gradients(found: list[Leaves], to: list[Leaves]) -> None:

@@ -23,7 +23,10 @@ class MemoryAccount:
         self._link_bytes = 0
         self._collecting: set[tuple[int, int]] = set()  # chunk and mini-batch whose gradients are being added up
         self.count_weights()
-        meter.set_bytes(weights=sum(chunk.weight_bytes for chunk in chunks.values()))
+        meter.set_bytes(
+            weights=sum(chunk.weight_bytes for chunk in chunks.values()),
+            masters=sum(chunk.master_bytes for chunk in chunks.values()),
+        )
 
     def change_activations(self, change: int) -> None:
         self._activations += change

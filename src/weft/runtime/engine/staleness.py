@@ -73,4 +73,5 @@ def distance(copies: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     for kept, now in by_kind(copies, weights):
         torch._foreach_sub_(kept, now)
         norms += torch._foreach_norm([as_real(difference).float() for difference in kept])
-    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    # sorted: the order of kinds differs between devices
+    return torch.linalg.vector_norm(torch.stack(norms).sort().values) if norms else torch.zeros(())

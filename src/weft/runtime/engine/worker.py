@@ -357,7 +357,8 @@ class Worker:
         skips = self.completions.must_skip(update)
         own = parameters is self.chunks[chunk].sets[0]  # not tied ones, which may still be pending
         if own and self.staleness[chunk].due(update.minibatch):
-            self.staleness[chunk].measure(update.minibatch, parameters.versions.live)
+            versions = parameters.versions
+            self.staleness[chunk].measure(update.minibatch, versions.read(versions.newest))
         if skips:
             parameters.skip()
         else:

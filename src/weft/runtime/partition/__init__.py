@@ -5,6 +5,16 @@
 
 from weft.runtime.partition.balance import chunk_layers
 from weft.runtime.partition.cut import cut
-from weft.runtime.partition.layers import LayeredModel, call_layer, layered_model, named_tensors
+from weft.runtime.partition.layers import LayeredModel, call_layer, layered_model, takes_any_dtype
+from weft.runtime.partition.members import ComputeDtypes, named_tensors
 
-__all__ = ["LayeredModel", "call_layer", "chunk_layers", "cut", "layered_model", "named_tensors"]
+__all__ = [
+    "ComputeDtypes",
+    "LayeredModel",
+    "call_layer",
+    "chunk_layers",
+    "cut",
+    "layered_model",
+    "named_tensors",
+    "takes_any_dtype",
+]

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.device import random_state_restored
-from weft.runtime.partition.layers import call_layer, named_tensors
+from weft.runtime.partition.layers import call_layer, takes_any_dtype
+from weft.runtime.partition.members import AS_THEY_ARE, ComputeDtypes, named_tensors
 from weft.runtime.tree import flatten, map_tensors, unflatten
 from weft.schedule import check_sizes
 from weft.text import did_you_mean
@@ -38,7 +39,13 @@ EXACT_LIMIT = 1 << 62  # whole numbers below it are added exactly; no sum of squ
 
 
 def chunk_layers(
-    balance: str | Sequence[int], layers: Sequence[nn.Module], chunks: int, *, example: Any, device: torch.device = CPU
+    balance: str | Sequence[int],
+    layers: Sequence[nn.Module],
+    chunks: int,
+    *,
+    example: Any,
+    device: torch.device = CPU,
+    dtypes: ComputeDtypes = AS_THEY_ARE,
 ) -> list[int]:
     """The number of layers of each chunk: evened out by parameters or by time on a device, or as given."""
     _check_counts(layers=len(layers), chunks=chunks)
@@ -51,7 +58,7 @@ def chunk_layers(
             "balance='time' runs the layers on an example (example: None); pass example=, the inputs of a "
             "micro-batch, or use balance='parameters'"
         )
-    return partition(layer_seconds(layers, example, device=device), chunks)
+    return partition(layer_seconds(layers, example, device=device, dtypes=dtypes), chunks)
 
 
 def _check_given(balance: Any, *, layers: int, chunks: int) -> list[int]:
@@ -157,7 +164,12 @@ def layer_parameters(layers: Sequence[nn.Module]) -> list[int]:
 
 
 def layer_seconds(
-    layers: Sequence[nn.Module], example: Any, *, device: torch.device = CPU, repeats: int = 5
+    layers: Sequence[nn.Module],
+    example: Any,
+    *,
+    device: torch.device = CPU,
+    dtypes: ComputeDtypes = AS_THEY_ARE,
+    repeats: int = 5,
 ) -> list[float]:
     """The time of each layer on a device, forward and backward, on what the previous layers make of the example."""
     check_sizes(repeats=repeats)
@@ -165,7 +177,8 @@ def layer_seconds(
     value = map_tensors(lambda tensor: tensor.detach().to(device), example)
     with _state_restored(layers, device), torch.enable_grad():
         for number, layer in enumerate(layers):
-            with _moved(layer, device):
+            value = map_tensors(dtypes.cast, value) if takes_any_dtype(layer) else value
+            with _moved(layer, device, dtypes):
                 run = functools.partial(_run, layer, value, device, first=number == 0)
                 for _ in range(1 if device.type == "cpu" else WARM_UPS):
                     output, _ = run()
@@ -176,13 +189,15 @@ def layer_seconds(
 
 
 @contextlib.contextmanager
-def _moved(layer: nn.Module, device: torch.device) -> Iterator[None]:
+def _moved(layer: nn.Module, device: torch.device, dtypes: ComputeDtypes) -> Iterator[None]:
     """Let a layer compute with copies of its tensors on a device; then it has its own again, which never moved."""
-    places = [place for place in named_tensors(layer) if place[2].device != device]
+    places = [
+        place for place in named_tensors(layer) if (place[2].device, place[2].dtype) != (device, dtypes.of(place[2]))
+    ]
     copies: dict[int, Tensor] = {}
     for owner, name, tensor in places:
         if id(tensor) not in copies:
-            copy = tensor.detach().to(device)
+            copy = (_sample(tensor, device) if tensor.is_meta else tensor.detach()).to(device, dtypes.of(tensor))
             copies[id(tensor)] = (
                 nn.Parameter(copy, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
             )
@@ -192,6 +207,12 @@ def _moved(layer: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         for owner, name, tensor in places:
             setattr(owner, name, tensor)
+
+
+def _sample(tensor: Tensor, device: torch.device) -> Tensor:
+    """Values for a tensor that has none, to measure with: a layer need not be initialized for that."""
+    sample = torch.zeros_like(tensor, device=device, requires_grad=False)
+    return sample.normal_(std=0.02) if tensor.is_floating_point() else sample
 
 
 def _run(layer: nn.Module, value: Any, device: torch.device, *, first: bool) -> tuple[Any, float]:

@@ -24,6 +24,7 @@ from weft.errors import WeftError
 from weft.runtime.partition.cut_layer import as_call
 from weft.runtime.partition.export import export_forward, is_exported, read_exported
 from weft.runtime.partition.graphs import MARK, split_into_layers
+from weft.runtime.partition.members import AS_THEY_ARE, ComputeDtypes
 from weft.text import did_you_mean
 
 
@@ -34,7 +35,9 @@ def cut(*values: Any) -> Any:
     return values if len(values) > 1 else values[0] if values else None
 
 
-def cut_layers(model: Any, *, at: Sequence[str] | None, example: Any) -> list[nn.Module]:
+def cut_layers(
+    model: Any, *, at: Sequence[str] | None, example: Any, dtypes: ComputeDtypes = AS_THEY_ARE
+) -> list[nn.Module]:
     """Cut a model into layers that are called one after the other, each with the output of the previous one.
 
     The first layer takes the inputs of a micro-batch in the form of `example` (a tensor, a tuple of arguments or a dict
@@ -44,6 +47,8 @@ def cut_layers(model: Any, *, at: Sequence[str] | None, example: Any) -> list[nn
     `at` names the submodules that start a new layer; None cuts at the marks: `weft.cut()` or `pipe_split()`. A cut with
     nothing to compute before it, or after it, makes no layer.
 
+    A graph names dtypes, so it is made with weights and inputs of the `dtypes` that passes read.
+
     A Hugging Face model is exported without its cache of keys and values, which training does not use. A `Pipe` of
     torch.distributed.pipelining and an ExportedProgram work too, cut at their own marks and in their own mode.
     """
@@ -52,6 +57,12 @@ def cut_layers(model: Any, *, at: Sequence[str] | None, example: Any) -> list[nn
             raise WeftError(
                 f"an exported model is cut at its own marks, not at names (got a {type(model).__name__} and "
                 f"{list(at)}); pass the model that it was exported from"
+            )
+        if dtypes.low is not None:
+            raise WeftError(
+                f"the graph of an exported model has fixed dtypes, so it can't compute with weights of {dtypes.low} "
+                f"(got a {type(model).__name__}); pass the model that it was exported from, or use "
+                'precision="bf16-autocast"'
             )
         forwards = read_exported(model)
     else:
@@ -63,7 +74,10 @@ def cut_layers(model: Any, *, at: Sequence[str] | None, example: Any) -> list[nn
                 "the inputs of one micro-batch: a tensor, a tuple of arguments or a dict of keyword arguments"
             )
         call = as_call(example)
-        forwards = {training: export_forward(model, training=training, at=at, call=call) for training in (True, False)}
+        forwards = {
+            training: export_forward(model, training=training, at=at, call=call, dtypes=dtypes)
+            for training in (True, False)
+        }
     marks = [forward.marks for forward in forwards.values()]
     if at is None:
         _check_marks(marks, type(model).__name__)

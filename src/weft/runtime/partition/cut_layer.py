@@ -33,6 +33,11 @@ class CutLayer(nn.Module):
         self.weft_graphs: dict[bool, LayerGraph] = {}  # by mode: training or not
         self.weft_first_submodule = first_submodule
 
+    @property
+    def takes_inputs(self) -> bool:
+        """Whether it takes the model's inputs: the first layer."""
+        return any(graph.input_signature is not None for graph in self.weft_graphs.values())
+
     def forward(self, carry: Any) -> Any:
         graph = self.weft_graphs.get(self.training)
         if graph is None:

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +21,20 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from weft.errors import WeftError
 from weft.runtime.partition.cut_layer import Call
 from weft.runtime.partition.graphs import MARK, ForwardGraph, operator_name, read_graph
+from weft.runtime.partition.members import ComputeDtypes, named_tensors
 from weft.runtime.tree import flatten, map_tensors
 
 _LIBRARY_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
 
 
-def export_forward(model: nn.Module, *, training: bool, at: Sequence[str] | None, call: Call) -> ForwardGraph:
-    """The forward of a model, with marks before the submodules `at`; None keeps the marks in its code."""
+def export_forward(
+    model: nn.Module, *, training: bool, at: Sequence[str] | None, call: Call, dtypes: ComputeDtypes
+) -> ForwardGraph:
+    """The forward of a model, with marks before the submodules `at`; None keeps the marks in its code.
+
+    Parameters and inputs are exported in the dtypes that passes read.
+    """
+    call = map_tensors(dtypes.cast, call)
 
     def mark(name: str) -> Callable[..., None]:
         return lambda *_: MARK(name)
@@ -39,8 +46,10 @@ def export_forward(model: nn.Module, *, training: bool, at: Sequence[str] | None
         for name in at or ():
             handle = model.get_submodule(name).register_forward_pre_hook(mark(name), prepend=True)
             stack.callback(handle.remove)
+        originals = stack.enter_context(_stand_ins(model, flatten(call)[0], dtypes))
         exported = _export(_Exportable(model), call)
-    module, specs = exported.module(), exported.call_spec
+        module, specs = exported.module(), exported.call_spec
+        _put_back(module, originals)
     return read_graph(
         module,
         owners=module.children(),
@@ -96,6 +105,52 @@ def _export(module: _Exportable, call: Call) -> ExportedProgram:
 
 def _doubled(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, tensor]).detach() if tensor.dim() else tensor
+
+
+@contextlib.contextmanager
+def _stand_ins(
+    model: nn.Module, inputs: Sequence[Tensor], dtypes: ComputeDtypes
+) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
+    """Let tensors on the meta device look as if they were where the inputs are, so that the graph computes there; and
+    parameters as if they had the dtype that passes read.
+
+    Yields what each stand-in stands for, by id.
+    """
+    places = list(named_tensors(model))
+    device = next((tensor.device for tensor in inputs if not tensor.is_meta), torch.device("cpu"))
+    originals: dict[int, tuple[Tensor, Tensor]] = {}
+    if dtypes.low is not None or any(tensor.is_meta for _, _, tensor in places):
+        from torch._subclasses.fake_tensor import FakeTensorMode  # these take 33 MiB
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        fakes = {id(tensor): _stand_in(tensor, device, mode, dtypes.of(tensor)) for _, _, tensor in places}
+        originals = {id(fakes[id(tensor)]): (fakes[id(tensor)], tensor) for _, _, tensor in places}
+        for owner, name, tensor in places:
+            setattr(owner, name, fakes[id(tensor)])
+    try:
+        yield originals
+    finally:
+        for owner, name, tensor in places:
+            setattr(owner, name, tensor)
+
+
+def _stand_in(tensor: Tensor, device: torch.device, mode: Any, dtype: torch.dtype) -> Tensor:
+    if tensor.is_meta:
+        with mode:
+            fake = torch.empty_like(tensor, device=device, requires_grad=False)
+    else:
+        fake = mode.from_tensor(tensor.detach(), static_shapes=True)
+    with mode:
+        fake = fake.to(dtype)
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _put_back(module: nn.Module, originals: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    """Give the modules of an exported graph the tensors of the model."""
+    for owner, name, tensor in list(named_tensors(module)):
+        if id(tensor) in originals:
+            setattr(owner, name, originals[id(tensor)][1])
 
 
 @contextlib.contextmanager

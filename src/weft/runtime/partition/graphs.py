@@ -202,6 +202,11 @@ class _SplitGraph:
                 held[id(value)] = graph.placeholder(node.name)
                 if id(value) in names:
                     places.append(attach_tensor(layer, value, *names[id(value)]))
+                elif value.is_meta:
+                    raise WeftError(
+                        f"a model that was exported on the meta device has lost the value of its constant "
+                        f"{node.target}; export it on another device, or pass the model that it was exported from"
+                    )
                 else:
                     constants.append(value)
         values |= {node: held[id(value)] for node, value in attributes.items() if id(value) in held}

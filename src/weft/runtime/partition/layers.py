@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.partition.cut import cut_layers
 from weft.runtime.partition.cut_layer import CutLayer
-from weft.runtime.partition.export import checkpointing_modules
+from weft.runtime.partition.export import checkpointing_modules, is_exported
+from weft.runtime.partition.members import AS_THEY_ARE, ComputeDtypes
 from weft.runtime.tree import map_tensors
 
 
@@ -27,40 +29,57 @@ class LayeredModel:
     """The whole model, as every rank gets it; a rank then keeps the layers of its own chunks."""
 
     layers: list[nn.Module]
+    root: nn.Module  # whose modules hold the same tensors, under the model's names
     state: dict[str, Tensor]  # name -> parameter or persistent buffer, as in its state_dict
     checkpointing: bool = False  # a model that was cut had gradient checkpointing, which its layers have not
+    dtypes: ComputeDtypes = AS_THEY_ARE
 
-    def names(self) -> dict[int, list[str]]:
+    def names(self) -> defaultdict[int, list[str]]:
         """The names of each tensor, by id; a tied tensor has several."""
-        names: dict[int, list[str]] = defaultdict(list)
+        names: defaultdict[int, list[str]] = defaultdict(list)
         for name, tensor in self.state.items():
             names[id(tensor)].append(name)
         return names
 
 
-def layered_model(model: Any, *, cut: Sequence[str] | None, example: Any) -> LayeredModel:
-    """A model in any supported form, as layers."""
+def layered_model(
+    model: Any, *, cut: Sequence[str] | None, example: Any, dtype: torch.dtype | None = None
+) -> LayeredModel:
+    """A model in any supported form, as layers; `dtype` is a lower precision in which passes read its parameters."""
     if isinstance(model, list | tuple | nn.ModuleList) and not isinstance(model, nn.Sequential):
         if others := [layer for layer in model if not isinstance(layer, nn.Module)]:
             raise WeftError(f"a list of layers must hold nn.Modules (got {type(others[0]).__name__})")
         model = model if isinstance(model, nn.ModuleList) else nn.Sequential(*model)
+    dtypes = ComputeDtypes.of_model(model, dtype) if isinstance(model, nn.Module) else ComputeDtypes(low=dtype)
     if isinstance(model, nn.Sequential | nn.ModuleList) and cut is None:
         layers = list(model)
     else:
         copied = None if example is None else map_tensors(Tensor.clone, example)  # a view would be exported as a view
-        layers = cut_layers(model, at=cut, example=copied)
+        layers = cut_layers(model, at=cut, example=copied, dtypes=dtypes)
     if not layers:
         raise WeftError("a model needs at least one layer (got none)")
-    named = model if isinstance(model, nn.Module) else nn.ModuleList(layers)
-    state = {name: tensor for name, tensor in named.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    named = nn.ModuleList(layers) if is_exported(model) else model
+    tops = layers if is_exported(model) else [model]  # an exported layer has the names of the model
+    state = {name: tensor for top in tops for name, tensor in top.state_dict(keep_vars=True).items()}
+    state = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
     if not any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
         count = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
         raise WeftError(
             f"there is nothing to train: no parameter needs a gradient (parameters: {count}, layers: {len(layers)}); "
             "set requires_grad on those to train"
         )
-    checkpointing = bool(checkpointing_modules(model)) and isinstance(layers[0], CutLayer)
-    return LayeredModel(layers=layers, state=state, checkpointing=checkpointing)
+    return LayeredModel(
+        layers=layers,
+        root=named,
+        state=state,
+        checkpointing=bool(checkpointing_modules(model)) and isinstance(layers[0], CutLayer),
+        dtypes=dtypes,
+    )
+
+
+def takes_any_dtype(layer: nn.Module) -> bool:
+    """Whether a layer may be given its input in another dtype: not those between the cuts of one graph."""
+    return not isinstance(layer, CutLayer) or layer.takes_inputs
 
 
 def call_layer(layer: nn.Module, value: Any) -> Any:
@@ -94,11 +113,3 @@ def _takes_several(layer: nn.Module) -> bool:
         if argument.default is argument.empty and argument.kind is not argument.KEYWORD_ONLY
     ]
     return len(required) > 1 or any(argument.kind is argument.VAR_POSITIONAL for argument in arguments)
-
-
-def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Every parameter and buffer, as (owner, attribute, tensor); a tied tensor appears once for each name."""
-    for owner in module.modules():
-        for members in (owner.named_parameters, owner.named_buffers):
-            for name, tensor in members(recurse=False, remove_duplicate=False):
-                yield owner, name, tensor

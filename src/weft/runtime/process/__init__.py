@@ -7,15 +7,21 @@ memory.
 from weft.runtime.process import hang_dump
 from weft.runtime.process.child import this_rank
 from weft.runtime.process.launcher import launch
+from weft.runtime.process.leaving import before_leaving
 from weft.runtime.process.liveness import Status, progress, status, status_file, watch_parent
-from weft.runtime.process.malloc import keep_freed_memory
+from weft.runtime.process.malloc import give_back_memory, keep_freed_memory
+from weft.runtime.process.resident_set import Resident, resident
 
 __all__ = [
+    "Resident",
     "Status",
+    "before_leaving",
+    "give_back_memory",
     "hang_dump",
     "keep_freed_memory",
     "launch",
     "progress",
+    "resident",
     "status",
     "status_file",
     "this_rank",

@@ -25,6 +25,7 @@ from typing import Any
 from weft import faults
 from weft.errors import PeerError, RunError, StorageError, WeftError, one_line
 from weft.runtime.process import hang_dump, liveness
+from weft.runtime.process.leaving import finish_duties
 from weft.runtime.process.malloc import keep_freed_memory
 from weft.streams import flush_within
 
@@ -208,6 +209,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         message = pickle.dumps(("done", result))
     except Exception as problem:
         raise RunError(f"its result can't be pickled ({one_line(problem)}); return plain data") from problem
+    finish_duties()
     if dist.is_initialized():
         dist.destroy_process_group()
     return message

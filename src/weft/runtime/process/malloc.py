@@ -26,3 +26,9 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def give_back_memory() -> None:
+    """Return all freed memory to the system, once: after something large has gone that never comes again."""
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -16,6 +16,7 @@ from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime.process import hang_dump
 from weft.runtime.process.device_variables import set_device_variables
+from weft.runtime.process.leaving import finish_duties
 from weft.runtime.process.liveness import watch_parent
 from weft.runtime.process.malloc import keep_freed_memory
 
@@ -69,7 +70,9 @@ def join(
         store = _meet(join_store, rank, ranks, timeout)
         dist.init_process_group(chosen, store=store, rank=rank, world_size=ranks)
     try:
-        return fn(*args)
+        result = fn(*args)
+        finish_duties()
+        return result
     finally:
         if make_group and dist.is_initialized():
             _leave()

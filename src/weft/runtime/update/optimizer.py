@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer
@@ -90,13 +92,18 @@ class OptimizerPart(UpdatePart):
 
     def check(self, state: PartState) -> None:
         try:
-            shadow_optimizer(self._optimizer).load_state_dict(self._state_dict(state))
+            shadow = shadow_optimizer(self._optimizer)
+            for group in shadow.param_groups:
+                group["params"] = [_on_host(parameter) for parameter in group["params"]]
+            shadow.load_state_dict(self._state_dict(state))
         except Exception as problem:
             raise ValueError(f"{type(self._optimizer).__name__} does not take the state: {problem}") from problem
 
     def load(self, state: PartState, *, updates: int) -> None:
         """Groups stay the same objects, which others hold; tensors keep the dtype that they were saved with."""
         optimizer, groups = self._optimizer, self._optimizer.param_groups
+        optimizer.state.clear()  # before the new state is read, so that they are not held together
+        state = replace(state, parameters=list(state.parameters or ()))
         optimizer.load_state_dict(self._state_dict(state))
         for group, loaded in zip(groups, [dict(group) for group in optimizer.param_groups], strict=True):
             group.clear()
@@ -147,6 +154,13 @@ class SchedulerPart(UpdatePart):
 
     def load(self, state: PartState, *, updates: int) -> None:
         self._scheduler.load_state_dict(state.shared)
+
+
+def _on_host(parameter: Parameter) -> Parameter:
+    """A stand-in for a parameter of a device, which takes no memory; to it, no state is copied to the device."""
+    if parameter.is_cpu:
+        return parameter
+    return Parameter(torch.zeros((), dtype=parameter.dtype).expand(parameter.shape), requires_grad=False)
 
 
 def tensor_bytes(tensor: Tensor) -> int:

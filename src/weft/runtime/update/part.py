@@ -51,10 +51,11 @@ class UpdatePart:
         return PartState()
 
     def check(self, state: PartState) -> None:
-        """Raise a ValueError if `load` can't take this state; change nothing."""
+        """Raise a ValueError if `load` can't take this state; change nothing. Larger tensors are stand-ins of zeros."""
 
     def load(self, state: PartState, *, updates: int) -> None:
         """Continue from a state, after this number of updates. The parts inside this one are loaded already.
 
+        The state of a parameter is read from its file when it is taken: free the old one first, and take each once.
         A parameter whose saved run did not have this part has the state None.
         """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-import torch
 from torch.nn import Parameter
 
 from weft.runtime.update.predictor import Predictor
@@ -27,15 +26,15 @@ class Predictions:
     Readers share a buffer if they ask for the same prediction. A buffer without readers is filled again.
     """
 
-    def __init__(self, live: Sequence[Parameter], predictor: Predictor | None) -> None:
-        self._live, self._predictor = live, predictor
+    def __init__(self, predictor: Predictor | None, new_leaves: Callable[[], list[Parameter]]) -> None:
+        self._predictor, self._new_leaves = predictor, new_leaves
         self._buffers: list[_Buffer] = []
         self._by_key: dict[Hashable, _Buffer] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, in use or not."""
-        return len(self._buffers) * sum(parameter.nbytes for parameter in self._live)
+        return sum(leaf.nbytes for buffer in self._buffers for leaf in buffer.leaves)
 
     def make(self, key: Hashable, ahead: int) -> None:
         """Predict the weights this number of updates ahead, for the reader `key`."""
@@ -49,7 +48,7 @@ class Predictions:
     def _fill(self, ahead: int, fingerprint: object) -> _Buffer:
         spare = [buffer for buffer in self._buffers if not buffer.readers]
         if not spare:
-            spare = [_Buffer(leaves=[Parameter(torch.empty_like(parameter)) for parameter in self._live])]
+            spare = [_Buffer(leaves=self._new_leaves())]
             self._buffers += spare
         buffer = next((buffer for buffer in spare if buffer.fingerprint is None), spare[0])
         if self._predictor is not None:

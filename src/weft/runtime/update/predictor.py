@@ -155,10 +155,12 @@ class Predictor(UpdatePart):
             for batch in in_batches(self._updated_in(group)):
                 updated = [self._describe(parameter, group) for parameter in batch]
                 weights, directions = [parameter.weight for parameter in updated], list(map(rule.direction, updated))
-                move_weights(weights, directions, rate, [as_real(targets[id(parameter)]) for parameter in batch])
+                with _rounding(batch, [targets[id(parameter)] for parameter in batch]) as predicted:
+                    move_weights(weights, directions, rate, list(map(as_real, predicted)))
 
     def _predict_decayed(self, targets: dict[int, Tensor], updates: list[Groups]) -> None:
         without_form: list[Parameter] = []
+        done: set[int] = set()
         for group, options in self._options(updates):
             write, updated = closed_form(self._optimizer, options), self._updated_in(group)
             if write is None:
@@ -167,11 +169,17 @@ class Predictor(UpdatePart):
             without_form += [parameter for parameter in updated if self._updated[id(parameter)] is not None]
             for batch in in_batches([parameter for parameter in updated if self._updated[id(parameter)] is None]):
                 described = [self._describe(parameter, group) for parameter in batch]
-                write(described, options, [as_real(targets[id(parameter)]) for parameter in batch])
+                with _rounding(batch, [targets[id(parameter)] for parameter in batch]) as predicted:
+                    write(described, options, list(map(as_real, predicted)))
+                done |= {id(parameter) for parameter in batch}
         if without_form:
-            copy_tensors([targets[id(parameter)] for parameter in without_form], without_form)
-            zeros = {id(parameter): self._updated[id(parameter)] for parameter in without_form}
-            run_shadow(self._optimizer, targets, zeros, updates)
+            rest = [parameter for parameter in self._live if id(parameter) not in done]  # also those without a gradient
+            numbers = [id(parameter) for parameter in rest]
+            with _rounding(rest, [targets[number] for number in numbers]) as predicted:
+                copy_tensors(predicted, rest)
+                copies = targets | dict(zip(numbers, predicted, strict=True))
+                zeros = {id(parameter): self._updated[id(parameter)] for parameter in without_form}
+                run_shadow(self._optimizer, copies, zeros, updates)
 
     def _updated_in(self, group: Mapping[str, Any]) -> list[Parameter]:
         return [parameter for parameter in group["params"] if id(parameter) in self._updated]
@@ -189,6 +197,16 @@ class Predictor(UpdatePart):
             step=self._steps[id(parameter)] if on_device(step) else int(step),
             printed=self.options.bias == "printed",
         )
+
+
+@contextlib.contextmanager
+def _rounding(parameters: Sequence[Parameter], targets: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors to predict parameters into: the targets, or tensors of the parameters' dtype that are rounded to them."""
+    narrow = any(parameter.dtype != target.dtype for parameter, target in zip(parameters, targets, strict=True))
+    predicted = [torch.empty_like(parameter) for parameter in parameters] if narrow else list(targets)
+    yield predicted
+    if narrow:
+        copy_tensors(targets, predicted)
 
 
 class _LastGradients:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
@@ -24,18 +24,20 @@ from weft.runtime.update import (
     Updater,
     tensor_bytes,
 )
-from weft.runtime.weights.versions import Versions
+from weft.runtime.weights.versions import Leaves, RoundedVersions, SharedVersions, Versions
 
 if TYPE_CHECKING:
     from weft.runtime.weights.gradient_sync import PendingUpdate
 
 Gradients: TypeAlias = "list[Tensor | None]"
-Leaves: TypeAlias = "list[Parameter]"  # the parameters of a set, as a pass reads them
 Place: TypeAlias = "tuple[nn.Module, str]"
 
 
 class ParameterSet:
-    """Parameters of one chunk with one optimizer; a chunk without parameters has an empty set."""
+    """Parameters of one chunk with one optimizer; a chunk without parameters has an empty set.
+
+    With `dtypes`, passes read compute weights of those, and the parameters themselves are their masters.
+    """
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class ParameterSet:
         predicts: PredictionOptions | None = None,
         cure: Cure | None = None,
         delay: float = 0,
+        dtypes: Sequence[torch.dtype] | None = None,
     ) -> None:
         self.names, self.places = list(names), places
         live = [getattr(*parameter_places[0]) for parameter_places in places]
@@ -56,9 +59,11 @@ class ParameterSet:
         self.updater = Updater(
             live, optimizer=optimizer, lr_scheduler=lr_scheduler, predicts=predicts, cure=cure, delay=delay
         )
-        self.versions = Versions(live, stashes=stashes)
+        self.versions: Versions = (
+            SharedVersions(live, stashes=stashes) if dtypes is None else RoundedVersions(live, dtypes=dtypes)
+        )
         self.pending: deque[PendingUpdate] = deque()  # updates whose gradients are not final, the oldest first
-        self._predictions = Predictions(live, self.updater.predictor)
+        self._predictions = Predictions(self.updater.predictor, self.versions.new_leaves)
         self._installed: Leaves = live
         self._collecting = self.versions.read(0)  # the leaves that gradients are summed in
         self.install(self._collecting)
@@ -134,6 +139,11 @@ class ParameterSet:
         self.versions.restart()
         self._predictions.invalidate()
         self.install(self.versions.read(0))
+
+    def refresh(self) -> None:
+        """In a drained pipeline: the parameters were changed, so make what passes read of them once more."""
+        self.versions.refresh()
+        self._predictions.invalidate()
 
     @property
     def optimizer_bytes(self) -> int:

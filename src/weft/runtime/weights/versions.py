@@ -1,44 +1,58 @@
-"""The versions of a parameter set: one is copied only if something in flight still reads it.
+"""The versions of a parameter set. What a pass reads is made of the *live* parameters, which the optimizer holds.
 
-The optimizer always holds the *live* parameters. Passes read *leaves*: other parameters over the same storage, so that
-autograd never sees an update. An update whose old version is still read first moves the live parameters to another
-buffer and leaves the old one as it is. The buffer of a version that is not read again is used next.
+Passes read *leaves*: other parameters than the live ones, so that autograd never sees an update. A version is kept only
+if something in flight still reads it, and the buffer of a version that is not read again is used next.
+
+`SharedVersions`: leaves are over the storage of the live parameters. An update whose old version is still read first
+moves the live parameters to another buffer and leaves the old one as it is.
 
     2bw     U0: 0 is read by mini-batch 1, so copy     live -> B, A holds version 0
             U1: 0 is free, 1 is read by mini-batch 2   live -> A, B holds version 1     never more than two buffers
+
+`RoundedVersions`: leaves are *compute weights* of other dtypes, rounded once from the live parameters, the *masters*.
+Masters stay where they are, and every version is as small as the compute weights. Autograd adds up the gradients of
+leaves in the dtype of the masters.
+
+    2bw     U0: 0 is read by mini-batch 1              round masters -> B, A holds version 0
+            U1: 0 is free, 1 is read by mini-batch 2   round masters -> A, B holds version 1
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from weft.runtime.tensors import copy_tensors
 
+Leaves: TypeAlias = "list[Parameter]"  # the parameters of a set, as a pass reads them
+
 
 class Versions:
-    """The live parameters, and a list of leaves for every version that is still read.
+    """The live parameters, and the leaves of every version that is still read."""
 
-    `stashes`: whether the old version is still read after some update of the schedule. If not, passes read the live
-    parameters themselves, as in ordinary training.
-    """
-
-    def __init__(self, live: Sequence[Parameter], *, stashes: bool) -> None:
-        self.live = list(live)
+    def __init__(self, live: list[Parameter], leaves: Leaves) -> None:
+        self.live = live
         self.newest = 0
         self._released: set[int] = set()  # not read again, but not replaced yet
-        self._leaves = {0: [Parameter(parameter.data) for parameter in live] if stashes else self.live}
-        self._free: list[list[Parameter]] = []
-        self.nbytes = sum(parameter.nbytes for parameter in live)
+        self._leaves = {0: leaves}
+        self._free: list[Leaves] = []
+        self.nbytes = sum(leaf.nbytes for leaf in leaves)  # of one version
 
     @property
     def extra_bytes(self) -> int:
-        """Bytes held besides the live parameters, free buffers included."""
+        """Bytes of all versions but one, free buffers included."""
         return (len(self._leaves) + len(self._free) - 1) * self.nbytes
 
-    def read(self, version: int) -> list[Parameter]:
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of live parameters that no pass reads."""
+        return 0
+
+    def read(self, version: int) -> Leaves:
         return self._leaves[version]
 
     def release(self, version: int) -> None:
@@ -48,27 +62,31 @@ class Versions:
         else:
             self._free.append(self._leaves.pop(version))
 
-    @torch.no_grad()
     def update(self, step: Callable[[], object]) -> None:
         """Make the next version: `step` changes the live parameters in place."""
-        if self.newest in self._released:
-            self._released.remove(self.newest)
-            leaves = self._leaves.pop(self.newest)
-        else:
-            leaves = self._free.pop() if self._free else self._new_leaves()
-            buffers = [leaf.data for leaf in leaves]  # autograd sees no write to a leaf
-            copy_tensors(buffers, [live.data for live in self.live])
-            for live, buffer in zip(self.live, buffers, strict=True):
-                live.data = buffer
-        step()
-        for live, leaf in zip(self.live, leaves, strict=True):
-            if live.data_ptr() != leaf.data_ptr():  # an optimizer may replace the tensor
-                leaf.data = live.data
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """In a drained pipeline: let the newest version be that of the live parameters, which were changed."""
+
+    def new_leaves(self) -> Leaves:
+        """Leaves of any values."""
+        newest = zip(self._leaves[self.newest], self.live, strict=True)
+        return [_leaf(torch.empty_like(leaf), live) for leaf, live in newest]
+
+    def _take_released(self) -> Leaves | None:
+        """The leaves of the newest version, if it is not read again."""
+        if self.newest not in self._released:
+            return None
+        self._released.remove(self.newest)
+        return self._leaves.pop(self.newest)
+
+    def _take_free(self) -> Leaves:
+        return self._free.pop() if self._free else self.new_leaves()
+
+    def _add(self, leaves: Leaves) -> None:
         self.newest += 1
         self._leaves[self.newest] = leaves
-
-    def _new_leaves(self) -> list[Parameter]:
-        return [Parameter(torch.empty_like(parameter)) for parameter in self.live]
 
     def restart(self) -> None:
         """After a flush: the newest version counts as version 0, and no other is read again."""
@@ -77,3 +95,70 @@ class Versions:
         self._leaves = {0: leaves}
         self.newest = 0
         self._released.clear()
+
+
+class SharedVersions(Versions):
+    """Leaves over the storage of the live parameters.
+
+    `stashes`: whether the old version is still read after some update of the schedule. If not, passes read the live
+    parameters themselves, as in ordinary training.
+    """
+
+    def __init__(self, live: list[Parameter], *, stashes: bool) -> None:
+        super().__init__(live, [Parameter(parameter.data) for parameter in live] if stashes else live)
+
+    @torch.no_grad()
+    def update(self, step: Callable[[], object]) -> None:
+        leaves = self._take_released()
+        if leaves is None:
+            leaves = self._take_free()
+            buffers = [leaf.data for leaf in leaves]  # autograd sees no write to a leaf
+            copy_tensors(buffers, [live.data for live in self.live])
+            for live, buffer in zip(self.live, buffers, strict=True):
+                live.data = buffer
+        step()
+        for live, leaf in zip(self.live, leaves, strict=True):
+            if live.data_ptr() != leaf.data_ptr():  # an optimizer may replace the tensor
+                leaf.data = live.data
+        self._add(leaves)
+
+
+class RoundedVersions(Versions):
+    """Leaves of other dtypes, rounded from the live parameters: the masters."""
+
+    def __init__(self, live: list[Parameter], *, dtypes: Sequence[torch.dtype]) -> None:
+        super().__init__(live, rounded(live, dtypes))
+
+    @property
+    def master_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.live)
+
+    def update(self, step: Callable[[], object]) -> None:
+        step()
+        leaves = self._take_released()
+        if leaves is None:
+            leaves = self._take_free()
+        round_into(leaves, self.live)
+        self._add(leaves)
+
+    def refresh(self) -> None:
+        round_into(self._leaves[self.newest], self.live)
+
+
+def rounded(parameters: Sequence[Parameter], dtypes: Sequence[torch.dtype]) -> Leaves:
+    """New parameters with the values of others, rounded to dtypes."""
+    pairs = zip(parameters, dtypes, strict=True)
+    return [_leaf(parameter.detach().to(dtype, copy=True), parameter) for parameter, dtype in pairs]
+
+
+def _leaf(tensor: Tensor, parameter: Parameter) -> Parameter:
+    """A parameter whose gradients have the dtype of another one, whatever its own is."""
+    leaf = Parameter(tensor, requires_grad=parameter.requires_grad)
+    leaf.grad_dtype = parameter.dtype
+    return leaf
+
+
+@torch.no_grad()
+def round_into(leaves: Sequence[Parameter], parameters: Sequence[Parameter]) -> None:
+    """Write the values of parameters into leaves of another dtype; autograd sees no write."""
+    copy_tensors([leaf.data for leaf in leaves], [parameter.data for parameter in parameters])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -15,9 +15,19 @@ from weft.train.config.schema import MIXED, Rule, describe, format_value, join, 
 T = TypeVar("T")
 
 
-def load(cls: type[T], file: str | Path | None, sets: Sequence[str] = ()) -> T:
-    """The configuration of a TOML file with each `key=value` of `sets` applied; the last one wins."""
+def load(
+    cls: type[T],
+    file: str | Path | None,
+    sets: Sequence[str] = (),
+    *,
+    upgrade: Callable[[dict[str, Any]], None] = lambda table: None,
+) -> T:
+    """The configuration of a TOML file with each `key=value` of `sets` applied; the last one wins.
+
+    `upgrade` changes the table of a file of an earlier version.
+    """
     source, table = ("", {}) if file is None else (f"{file}: ", _parse(Path(file)))
+    upgrade(table)
     _read(cls, Rule(), table, "", source, build=False)  # `--set` does not excuse a mistake in the file
     for setting in sets:
         key, equals, text = setting.partition("=")

@@ -1,7 +1,8 @@
 """The models of a job: `build_model` makes one for its data, with its loss and metrics.
 
-Every model is an `nn.Sequential` between whose elements (embedding, blocks, head) a pipeline is cut. The same seed
-gives the same weights on every rank. The options are torch-free; the rest is imported on first use.
+Every model is an `nn.Sequential` between whose elements (embedding, blocks, head) a pipeline is cut. It is built on the
+meta device: layers initialize themselves (`reset_parameters`) on the rank that holds them. The options are torch-free;
+the rest is imported on first use.
 """
 
 import importlib
@@ -11,7 +12,7 @@ from weft.train.models.options import BERT, GPT, MLP, MODELS, VGG, CustomModel, 
 
 if TYPE_CHECKING:
     from weft.train.models.build import build_model
-    from weft.train.models.huggingface import to_huggingface
+    from weft.train.models.huggingface_export import to_huggingface
     from weft.train.models.tasks import Net
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
     "to_huggingface",
 ]
 
-_NEEDS_TORCH = {"Net": "tasks", "build_model": "build", "to_huggingface": "huggingface"}
+_NEEDS_TORCH = {"Net": "tasks", "build_model": "build", "to_huggingface": "huggingface_export"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.train.data_spec import DataSpec
-from weft.train.models.gpt import join_heads, split_heads
 from weft.train.models.options import BERT, initial_std
+from weft.train.models.transformer_layers import Linear, Lookup, join_heads, split_heads
 
 Carry: TypeAlias = "tuple[Tensor, Tensor]"
 
@@ -25,21 +25,14 @@ def positions_of(options: BERT, spec: DataSpec) -> int:
 
 
 def build_bert(options: BERT, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in BERT."""
+    """A model whose layers are initialized as in BERT."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["embedding"] = Embedding(options.vocabulary or spec.vocabulary, positions_of(options, spec), options)
     for number in range(options.layers):
         layers[f"attention{number}"] = Attention(options)
         layers[f"feedforward{number}"] = FeedForward(options)
     layers["head"] = Head(spec.classes, options)
-    model = nn.Sequential(layers)
-    std = initial_std(options)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=std)
-        elif name.endswith("bias"):
-            nn.init.zeros_(parameter)
-    return model
+    return nn.Sequential(layers)
 
 
 class Embedding(nn.Module):
@@ -47,9 +40,10 @@ class Embedding(nn.Module):
 
     def __init__(self, vocabulary: int, positions: int, options: BERT) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, options.width)
-        self.positions = nn.Embedding(positions, options.width)
-        self.segments = nn.Embedding(2, options.width)
+        std = initial_std(options)
+        self.tokens = Lookup(vocabulary, options.width, std=std)
+        self.positions = Lookup(positions, options.width, std=std)
+        self.segments = Lookup(2, options.width, std=std)
         self.norm = nn.LayerNorm(options.width, eps=options.epsilon)
         self.dropout = nn.Dropout(options.dropout)
 
@@ -66,8 +60,9 @@ class Attention(nn.Module):
     def __init__(self, options: BERT) -> None:
         super().__init__()
         self.heads = options.heads
-        self.qkv = nn.Linear(options.width, 3 * options.width)
-        self.projection = nn.Linear(options.width, options.width)
+        std = initial_std(options)
+        self.qkv = Linear(options.width, 3 * options.width, std=std)
+        self.projection = Linear(options.width, options.width, std=std)
         self.dropout = nn.Dropout(options.dropout)
         self.norm = nn.LayerNorm(options.width, eps=options.epsilon)
 
@@ -85,8 +80,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, options: BERT) -> None:
         super().__init__()
-        self.up = nn.Linear(options.width, options.inner)
-        self.down = nn.Linear(options.inner, options.width)
+        std = initial_std(options)
+        self.up = Linear(options.width, options.inner, std=std)
+        self.down = Linear(options.inner, options.width, std=std)
         self.dropout = nn.Dropout(options.dropout)
         self.norm = nn.LayerNorm(options.width, eps=options.epsilon)
 
@@ -101,9 +97,10 @@ class Head(nn.Module):
 
     def __init__(self, classes: int, options: BERT) -> None:
         super().__init__()
-        self.pooler = nn.Linear(options.width, options.width)
+        std = initial_std(options)
+        self.pooler = Linear(options.width, options.width, std=std)
         self.dropout = nn.Dropout(options.dropout)
-        self.classifier = nn.Linear(options.width, classes)
+        self.classifier = Linear(options.width, classes, std=std)
 
     def forward(self, carry: Carry) -> Tensor:
         first = self.pooler(carry[0][:, 0]).tanh()

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from weft.errors import WeftError
+from weft.runtime import on_meta
 from weft.text import did_you_mean
 from weft.train.data_spec import DataSpec
 from weft.train.models.bert import build_bert, positions_of
 from weft.train.models.gpt import build_gpt
-from weft.train.models.huggingface import load_weights
+from weft.train.models.huggingface_weights import HuggingFaceWeights
 from weft.train.models.inception import build_inception
 from weft.train.models.mlp import build_mlp
 from weft.train.models.options import BERT, GPT, MLP, MODELS, VGG, CustomModel, Inception, ResNet
@@ -44,7 +45,10 @@ SPEC_NAMES = ("spec", "facts")  # the argument of a user's function for the data
 
 
 def build_model(options: Any, spec: DataSpec, *, seed: int) -> Net:
-    """A model for this data, with its loss and metrics. The global random state is not changed."""
+    """A model for this data, without its weights, with its loss and metrics. The global random state is not changed.
+
+    The function of a custom model is called with this seed, and may make the weights.
+    """
     if spec.task not in LOSSES:
         known = ", ".join(LOSSES)
         raise WeftError(f"a task must be one of {known} (got {spec.task!r}){did_you_mean(spec.task, LOSSES)}")
@@ -62,11 +66,14 @@ def _builtin(options: Any, spec: DataSpec) -> Net:
     options = options.resolved()
     if kind in (GPT, BERT):
         _check_tokens(options, spec)
-    model = BUILDERS[kind](options, spec)
-    notes: tuple[str, ...] = ()
-    if kind in (GPT, BERT) and options.weights and (missing := load_weights(model, options)):
-        notes = (f"{options.weights} has no {', '.join(missing)}: they keep their initial values",)
-    return Net(model=model, notes=notes)
+    with on_meta():
+        model = BUILDERS[kind](options, spec)
+    if kind not in (GPT, BERT) or not options.weights:
+        return Net(model=model)
+    weights = HuggingFaceWeights(options, model)
+    missing = ", ".join(weights.optional)
+    notes = (f"{options.weights} has no {missing}: they keep their initial values",) if missing else ()
+    return Net(model=model, weights=weights, notes=notes)
 
 
 def _custom(options: CustomModel, spec: DataSpec) -> Net:

@@ -14,10 +14,11 @@ from torch.nn import functional
 
 from weft.train.data_spec import DataSpec
 from weft.train.models.options import GPT, initial_std
+from weft.train.models.transformer_layers import Linear, Lookup, join_heads, split_heads
 
 
 def build_gpt(options: GPT, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in GPT-2."""
+    """A model whose layers are initialized as in GPT-2."""
     vocabulary, positions = options.vocabulary or spec.vocabulary, options.positions or spec.context
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["embedding"] = Embedding(vocabulary, positions, options)
@@ -25,18 +26,14 @@ def build_gpt(options: GPT, spec: DataSpec) -> nn.Sequential:
         layers[f"attention{number}"] = Attention(options)
         layers[f"feedforward{number}"] = FeedForward(options)
     layers["head"] = head = Head(vocabulary, options)
-    model = nn.Sequential(layers)
-    std = initial_std(options)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("projection.weight", "down.weight")):  # they end the two residual branches of a block
-            nn.init.normal_(parameter, std=std / math.sqrt(2 * options.layers))
-        elif parameter.dim() > 1:
-            nn.init.normal_(parameter, std=std)
-        elif name.endswith("bias"):
-            nn.init.zeros_(parameter)
     if options.tied:
         head.output.weight = layers["embedding"].tokens.weight  # type: ignore[union-attr, assignment]
-    return model
+    return nn.Sequential(layers)
+
+
+def residual_std(options: GPT) -> float:
+    """The standard deviation of the weights that end a residual branch: a block has two."""
+    return initial_std(options) / math.sqrt(2 * options.layers)
 
 
 class Embedding(nn.Module):
@@ -44,8 +41,9 @@ class Embedding(nn.Module):
 
     def __init__(self, vocabulary: int, positions: int, options: GPT) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, options.width)
-        self.positions = nn.Embedding(positions, options.width)
+        std = initial_std(options)
+        self.tokens = Lookup(vocabulary, options.width, std=std)
+        self.positions = Lookup(positions, options.width, std=std)
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -60,8 +58,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = options.heads
         self.norm = nn.LayerNorm(options.width, eps=options.epsilon)
-        self.qkv = nn.Linear(options.width, 3 * options.width)
-        self.projection = nn.Linear(options.width, options.width)
+        self.qkv = Linear(options.width, 3 * options.width, std=initial_std(options))
+        self.projection = Linear(options.width, options.width, std=residual_std(options))
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -78,8 +76,8 @@ class FeedForward(nn.Module):
     def __init__(self, options: GPT) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(options.width, eps=options.epsilon)
-        self.up = nn.Linear(options.width, options.inner)
-        self.down = nn.Linear(options.inner, options.width)
+        self.up = Linear(options.width, options.inner, std=initial_std(options))
+        self.down = Linear(options.inner, options.width, std=residual_std(options))
         self.dropout = nn.Dropout(options.dropout)
         self.approximate = "none" if options.activation == "gelu" else "tanh"
 
@@ -94,20 +92,8 @@ class Head(nn.Module):
     def __init__(self, vocabulary: int, options: GPT) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(options.width, eps=options.epsilon)
-        self.output = nn.Linear(options.width, vocabulary, bias=False)
+        self.output = Linear(options.width, vocabulary, std=initial_std(options), bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.output(self.norm(hidden))
         return logits
-
-
-def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values as views, each [batch, heads, tokens, width of a head]."""
-    batch, tokens, width = qkv.shape
-    parts = qkv.view(batch, tokens, 3, heads, width // (3 * heads)).unbind(2)
-    return tuple(part.transpose(1, 2) for part in parts)
-
-
-def join_heads(mixed: Tensor) -> Tensor:
-    """The reverse: [batch, heads, tokens, width of a head] to [batch, tokens, width]."""
-    return mixed.transpose(1, 2).flatten(2)

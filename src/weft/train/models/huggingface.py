@@ -1,26 +1,16 @@
-"""Converts the weights of weft's GPT and BERT from and to the layout of Hugging Face's transformers.
+"""The weights of weft's GPT and BERT in the layout of Hugging Face's transformers, which need not be installed.
 
 A table maps each tensor of weft to a tensor of transformers, transposed or not, or to several that are concatenated.
-Files are safetensors; transformers need not be installed.
+`huggingface_weights` reads files in that layout, `huggingface_export` writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from weft.errors import WeftError
-from weft.text import did_you_mean
-from weft.train.data_spec import DataSpec
-from weft.train.models.bert import positions_of
-from weft.train.models.huggingface_config import write_config
 from weft.train.models.options import BERT, GPT
 
 EMBEDDING, OUTPUT = "embedding.tokens.weight", "head.output.weight"  # the same tensor in a tied gpt
@@ -34,56 +24,10 @@ class Entry:
     theirs: tuple[str, ...]
     transposed: bool = False
 
-
-def to_huggingface(
-    options: GPT | BERT, spec: DataSpec, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The content of config.json and model.safetensors of a transformers model with these weights."""
-    options = options.resolved()
-    theirs: dict[str, Tensor] = {}
-    for entry in table(options):
-        tensor = state[entry.ours].detach().cpu()
-        tensor = tensor.t() if entry.transposed else tensor
-        for name, part in zip(entry.theirs, tensor.chunk(len(entry.theirs)), strict=True):
-            theirs[name] = part.clone(memory_format=torch.contiguous_format)  # safetensors files can't share memory
-    return _config(options, spec), theirs
-
-
-def load_weights(model: nn.Sequential, options: GPT | BERT) -> list[str]:
-    """Load the weights at `options.weights`. Returns the names of missing tensors, which keep their values.
-
-    Only a head may be missing: BERT encoders are published without the classifier.
-    """
-    given = _with_standard_names(_read(options.weights), options)
-    place = options.weights
-    state = model.state_dict(keep_vars=True)
-    entries = table(options)
-    known = {name for entry in entries for name in entry.theirs}
-    if unknown := [name for name in given if name not in known]:
-        raise WeftError(
-            f"{place} has {unknown[0]}, which a {options.name} of {options.layers} layers does not have (unknown: "
-            f"{len(unknown)}){did_you_mean(unknown[0], known)}; take the sizes from its config.json (model.config)"
-        )
-    missing: list[str] = []
-    for entry in entries:
-        if absent := [name for name in entry.theirs if name not in given]:
-            if not entry.ours.startswith("head.") or isinstance(options, GPT):
-                raise WeftError(
-                    f"{place} has no {absent[0]}, which a {options.name} of {options.layers} layers needs; "
-                    "take the sizes from its config.json (model.config)"
-                )
-            missing.append(entry.ours)
-            continue
-        tensor = torch.cat([given[name] for name in entry.theirs])
-        tensor = tensor.t() if entry.transposed else tensor
-        if tensor.shape != state[entry.ours].shape:
-            raise WeftError(
-                f"{entry.theirs[0]} of {place} has another shape (file: {list(tensor.shape)}, model: "
-                f"{list(state[entry.ours].shape)}); take the sizes from its config.json (model.config)"
-            )
-        with torch.no_grad():
-            state[entry.ours].copy_(tensor)
-    return missing
+    def parts(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of transformers, by name, as views of the tensor of weft."""
+        laid_out = tensor.t() if self.transposed else tensor
+        return zip(self.theirs, laid_out.chunk(len(self.theirs)), strict=True)
 
 
 def table(options: GPT | BERT) -> list[Entry]:
@@ -138,63 +82,3 @@ def _bert(options: BERT) -> Iterator[Entry]:
                 )
         yield Entry(ours=f"head.pooler.{kind}", theirs=(f"bert.pooler.dense.{kind}",))
         yield Entry(ours=f"head.classifier.{kind}", theirs=(f"classifier.{kind}",))
-
-
-def _read(place: str) -> dict[str, Tensor]:
-    """All tensors of a file, or of all files of a folder."""
-    path = Path(place)
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files:
-        raise WeftError(
-            f"model.weights must be a safetensors file or a folder of them ({place} has none); set model.weights"
-        )
-    found: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            found |= load_file(file)
-        except (OSError, SafetensorError) as problem:
-            raise WeftError(f"{file} can't be read as safetensors ({problem}); use an intact file") from None
-    return found
-
-
-def _with_standard_names(given: Mapping[str, Tensor], options: GPT | BERT) -> dict[str, Tensor]:
-    """The tensors with the names of the complete model, which published files do not always use.
-
-    Files of a model without its head lack the prefix; old files call the tensors of a norm gamma and beta, and contain
-    constants or the heads of other tasks.
-    """
-    gpt = isinstance(options, GPT)
-    prefix = "transformer." if gpt else "bert."
-    heads = ("lm_head.",) if gpt else ("classifier.", "cls.")
-    constants = (".attn.bias", ".attn.masked_bias", "position_ids")
-    named: dict[str, Tensor] = {}
-    for name, tensor in given.items():
-        if name.endswith(constants) or name.startswith("cls."):
-            continue
-        name = name if name.startswith((prefix, *heads)) else prefix + name
-        named[name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")] = tensor
-    if isinstance(options, GPT):
-        if options.tied:
-            named.pop("lm_head.weight", None)
-        elif "transformer.wte.weight" in named:  # the file of a tied model contains it once
-            named.setdefault("lm_head.weight", named["transformer.wte.weight"])
-    return named
-
-
-def _config(options: GPT | BERT, spec: DataSpec) -> dict[str, Any]:
-    sizes = {name: getattr(options, name) for name in ("layers", "width", "heads", "inner", "epsilon")}
-    sizes["vocabulary"] = options.vocabulary or spec.vocabulary
-    if isinstance(options, GPT):
-        sizes["activation"] = options.activation
-        others: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), options.dropout)
-        others |= {"architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": options.tied}
-        others |= {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
-        return write_config("gpt2", {**sizes, "positions": options.positions or spec.context}, others)
-    others = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), options.dropout)
-    others |= {"architectures": ["BertForSequenceClassification"], "pad_token_id": 0}
-    others |= {"id2label": {str(number): f"LABEL_{number}" for number in range(spec.classes)}}
-    others |= {"label2id": {f"LABEL_{number}": number for number in range(spec.classes)}}
-    problem = "regression" if spec.task == "regression" else "single_label_classification"
-    return write_config(
-        "bert", {**sizes, "positions": positions_of(options, spec)}, {**others, "problem_type": problem}
-    )

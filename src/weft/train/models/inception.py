@@ -40,7 +40,7 @@ Scale: TypeAlias = Callable[[int], int]  # published number of channels -> numbe
 
 
 def build_inception(options: Inception, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in torchvision."""
+    """A model whose layers are initialized as in torchvision."""
     small = options.size == "small" and not 48 < spec.size < LEAST
     made_for = stem_for(options.stem, spec.size, larger=small)
     if made_for == 224 and spec.size < LEAST:
@@ -59,13 +59,7 @@ def build_inception(options: Inception, spec: DataSpec) -> nn.Sequential:
         if options.auxiliary and number == 8:
             layers["auxiliary"] = Auxiliary(channels, spec.classes, scale)
     layers["head"] = Head(channels, spec.classes, options.dropout)
-    model = nn.Sequential(layers)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.1)
-    if options.auxiliary:
-        nn.init.trunc_normal_(model.get_submodule("auxiliary").output.weight, std=0.001)  # type: ignore[union-attr, arg-type]
-    return model
+    return nn.Sequential(layers)
 
 
 # The published sizes
@@ -123,13 +117,32 @@ def _mixed() -> Iterator[tuple[Branch, ...]]:
 # Layers
 
 
+class Conv2d(nn.Conv2d):
+    """A convolution without bias."""
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.weight, std=0.1)
+
+
+class Linear(nn.Linear):
+    """A linear layer whose initial weights have a given standard deviation."""
+
+    def __init__(self, inputs: int, outputs: int, *, std: float = 0.1) -> None:
+        self.std = std  # first, because the constructor calls `reset_parameters`
+        super().__init__(inputs, outputs)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.trunc_normal_(self.weight, std=self.std)
+
+
 class NormConv(nn.Sequential):
     """A convolution with norm and ReLU."""
 
     def __init__(self, channels: int, conv: Conv, scale: Scale) -> None:
         out = scale(conv.channels)
         padding = (conv.size[0] // 2, conv.size[1] // 2) if conv.padded else 0
-        layer = nn.Conv2d(channels, out, conv.size, stride=conv.stride, padding=padding, bias=False)
+        layer = Conv2d(channels, out, conv.size, stride=conv.stride, padding=padding, bias=False)
         super().__init__(OrderedDict(conv=layer, norm=nn.BatchNorm2d(out, eps=1e-3), relu=nn.ReLU()))
 
     def forward(self, image: Tensor) -> Tensor:
@@ -191,7 +204,7 @@ class Auxiliary(nn.Module):
         super().__init__()
         self.conv1 = NormConv(channels, Conv(128), scale)
         self.conv2 = NormConv(scale(128), Conv(768, LARGE, padded=False), scale)
-        self.output = nn.Linear(scale(768), classes)
+        self.output = Linear(scale(768), classes, std=0.001)
 
     def forward(self, image: Tensor) -> Any:
         if not self.training:
@@ -208,7 +221,7 @@ class Head(nn.Module):
         super().__init__()
         self.pool = Pool()
         self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(channels, classes)
+        self.output = Linear(channels, classes)
 
     def forward(self, carry: Any) -> Any:
         image, *logits = carry if isinstance(carry, tuple) else (carry,)

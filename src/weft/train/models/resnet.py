@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.train.data_spec import DataSpec
-from weft.train.models.image_layers import Pool, channels_last
+from weft.train.models.image_layers import Conv2d, Pool, channels_last
 from weft.train.models.options import RESNETS, ResNet, stem_for
 
 EXPANSION = 4  # output channels of a bottleneck, as a multiple of those of its stage
 
 
 def build_resnet(options: ResNet, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in torchvision."""
+    """A model whose layers are initialized as in torchvision."""
     published = RESNETS[options.name]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["stem"] = _stem(
@@ -42,11 +42,7 @@ def build_resnet(options: ResNet, spec: DataSpec) -> nn.Sequential:
                 layers[name] = _basic(channels, planes, stride)
                 channels = planes
     layers["head"] = nn.Sequential(OrderedDict(pool=Pool(), output=nn.Linear(channels, spec.classes)))
-    model = nn.Sequential(layers)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return model
+    return nn.Sequential(layers)
 
 
 class Stem(nn.Sequential):
@@ -84,7 +80,7 @@ def _norm_conv(
     number: str, channels: int, out: int, size: int, stride: int = 1, groups: int = 1
 ) -> OrderedDict[str, nn.Module]:
     """A convolution with its norm."""
-    conv = nn.Conv2d(channels, out, size, stride=stride, padding=size // 2, groups=groups, bias=False)
+    conv = Conv2d(channels, out, size, stride=stride, padding=size // 2, groups=groups, bias=False)
     return OrderedDict({f"conv{number}": conv, f"norm{number}": nn.BatchNorm2d(out)})
 
 

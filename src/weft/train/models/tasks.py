@@ -25,6 +25,7 @@ class Net:
     model: Any  # nn.Sequential, a list of layers, or any module that `weft.Pipeline` takes
     loss_fn: Metric = None  # type: ignore[assignment]  # None: the loss of the task
     metrics: Mapping[str, Metric] = None  # type: ignore[assignment]  # by name; None: those of the task
+    weights: Any = None  # initial ones, as for `weft.Pipeline`; None: as the model itself initializes them
     notes: tuple[str, ...] = field(default=())  # for the user, about the construction
 
 

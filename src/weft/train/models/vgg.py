@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.train.data_spec import DataSpec
+from weft.train.models.image_layers import Conv2d
 from weft.train.models.options import VGG, stem_for
 
 STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # times the width, convolutions
 
 
 def build_vgg(options: VGG, spec: DataSpec) -> nn.Sequential:
-    """A model with random weights, initialized as in torchvision."""
+    """A model whose layers are initialized as in torchvision."""
     pixels = 7 if stem_for(options.stem, spec.size) == 224 else 1
     hidden = options.hidden or options.width * (64 if pixels == 7 else 8)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -32,21 +33,21 @@ def build_vgg(options: VGG, spec: DataSpec) -> nn.Sequential:
             channels = times * options.width
     layers["pool"] = PoolAndFlatten(pixels)
     for number, features in enumerate((channels * pixels**2, hidden), 1):
-        linear = nn.Linear(features, hidden)
+        linear = Linear(features, hidden)
         layers[f"hidden{number}"] = nn.Sequential(
             OrderedDict(linear=linear, relu=nn.ReLU(), dropout=nn.Dropout(options.dropout))
         )
-    layers["head"] = nn.Linear(hidden, spec.classes)
-    model = nn.Sequential(layers)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.Linear):
-            std = 0.64 / math.sqrt(module.in_features)  # the published 0.01 is for 4096 and more inputs
-            nn.init.normal_(module.weight, std=max(0.01, std))
-        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-    return model
+    layers["head"] = Linear(hidden, spec.classes)
+    return nn.Sequential(layers)
+
+
+class Linear(nn.Linear):
+    """A linear layer that is initialized for its number of inputs."""
+
+    def reset_parameters(self) -> None:
+        std = 0.64 / math.sqrt(self.in_features)  # the published 0.01 is for 4096 and more inputs
+        nn.init.normal_(self.weight, std=max(0.01, std))
+        nn.init.zeros_(self.bias)
 
 
 class PoolAndFlatten(nn.Module):
@@ -61,7 +62,7 @@ class PoolAndFlatten(nn.Module):
 
 
 def _convolution(channels: int, out: int, options: VGG, *, halved: bool) -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(conv=nn.Conv2d(channels, out, 3, padding=1))
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv=Conv2d(channels, out, 3, padding=1))
     if options.batch_norm:
         layers["norm"] = nn.BatchNorm2d(out)
     layers["relu"] = nn.ReLU()

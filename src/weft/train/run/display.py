@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from rich.console import Console, Group
@@ -13,12 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS
 from weft.output import warn
 from weft.text import format_bytes, format_clock
 from weft.train.run.events import Ended, Evaluated, Event, SaveFailed, Stepped
 from weft.train.run.progress import Progress
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
+OTHERS = {name: title for name, title in RESIDENT_PARTS.items() if name != "counted"}  # than what `memory` shows
 
 
 class Display:
@@ -84,16 +87,33 @@ class Display:
         speed, left = f"{now.samples_per_second:.0f}", format_clock(now.seconds_left)
         table.add_row("loss", f"{now.loss:.4f}", "samples/s", speed, "left", left)
         table.add_row("bubble", _percent(now.bubble), "lr", f"{now.lr:.2e}", "held out", self._evaluation or "–")
-        ranks = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("rank", "bubble", "memory"):
-            ranks.add_column(name, justify="right")
-        for rank, (bubble, memory) in enumerate(zip(now.bubbles, now.memory, strict=True)):
-            ranks.add_row(str(rank), f"{bubble:.1%}", format_bytes(memory))
-        return Group(self._title, self._bar, table, *([ranks] if now.bubbles else []))
+        return Group(self._title, self._bar, table, *_ranks(now))
+
+
+def _ranks(progress: Progress) -> list[Any]:
+    """The figures of each rank, with the resident set of its process, or that of the process of all."""
+    own_process = len(progress.resident) == len(progress.bubbles)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("rank", "bubble", "memory", *(["resident", "peak", *OTHERS.values()] if own_process else [])):
+        table.add_column(name, justify="right")
+    for rank, (bubble, memory) in enumerate(zip(progress.bubbles, progress.memory, strict=True)):
+        figures = progress.resident[rank] if own_process else {}
+        cells = [format_bytes(max(0, figures[name])) for name in ("now", "peak", *OTHERS) if figures]
+        table.add_row(str(rank), f"{bubble:.1%}", format_bytes(memory), *cells)
+    shared = [] if own_process else [_shared_set(figures) for figures in progress.resident]
+    return [table, *shared] if progress.bubbles else []
+
+
+def _shared_set(figures: Mapping[str, int]) -> str:
+    parts = ", ".join(f"{title} {format_bytes(max(0, figures[name]))}" for name, title in RESIDENT_PARTS.items())
+    now, peak = format_bytes(figures["now"]), format_bytes(figures["peak"])
+    return f"resident {now}, peak {peak}: {parts} ({SHARED_PROCESS})"
 
 
 def progress_line(progress: Progress) -> str:
     memory = f"  memory a rank {format_bytes(max(progress.memory))}" if progress.memory else ""
+    if progress.resident:
+        memory += f", resident {format_bytes(max(figures['now'] for figures in progress.resident))}"
     return (
         f"update {progress.update}/{progress.updates}  loss {progress.loss:.3f}  "
         f"{progress.samples_per_second:.0f} samples/s  bubble {_percent(progress.bubble)}{memory}  "

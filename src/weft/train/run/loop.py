@@ -186,6 +186,7 @@ class Loop:
             seconds_left=left / speed if speed else math.nan,
             bubbles=bubbles,
             memory=memory,
+            resident=self._watch.resident,
             waited_for_data=0.0 if self._batches is None else self._batches.waited,
         )
         self._emit(Stepped(progress=self._progress))

@@ -21,7 +21,8 @@ class Progress:
     samples_per_second: float = 0.0
     seconds_left: float = math.nan
     bubbles: tuple[float, ...] = ()  # of each rank
-    memory: tuple[int, ...] = ()  # peak bytes of each rank
+    memory: tuple[int, ...] = ()  # peak bytes of each rank, counted
+    resident: tuple[dict[str, int], ...] = ()  # of each process; see `Pipeline.resident`
     waited_for_data: float = 0.0  # seconds, over the whole run
 
     @property
@@ -44,6 +45,7 @@ class Progress:
             "bubble": self.bubble,
             "bubbles": list(self.bubbles),
             "memory": list(self.memory),
+            "resident": [figures["now"] for figures in self.resident],
             "waited_for_data": self.waited_for_data,
         }
 

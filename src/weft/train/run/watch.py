@@ -7,19 +7,24 @@ figures for the display.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weft.errors import RunError
+from weft.metrics import RESIDENT_PARTS
 
 if TYPE_CHECKING:
     from weft.runtime import Pipeline
     from weft.runtime.comm import Collectives
 
 LAG = 4  # mini-batches; ranks of a pipeline are never further apart
-HEAD = 3  # mini-batch, checksum of its samples, request to stop; then for each rank of the process:
+RESIDENT = ("now", "peak", *RESIDENT_PARTS, "ranks")  # of `Pipeline.resident`
+RESIDENT_EVERY = 0.5  # seconds between two looks at the resident set, which take longer than the rest
+HEAD = 3 + len(RESIDENT)  # mini-batch, checksum of its samples, request to stop; then for each rank of the process:
 FIGURES = 4  # seconds busy, waiting, updating, and peak bytes
 
 
@@ -31,10 +36,16 @@ class Watch:
         self._pending: deque[Callable[[], list[list[float]]]] = deque()
         self._figures: list[list[float]] = []
         self._before: list[list[float]] = []
+        self._own_resident: dict[str, int] = {}
+        self._looked = -math.inf
+        self.resident: tuple[dict[str, int], ...] = ()  # of each process
 
     def exchange(self, minibatch: int, checksum: int) -> bool:
         """After a mini-batch was fed, whose samples have this checksum; whether a rank was asked to stop."""
+        if time.monotonic() > self._looked + RESIDENT_EVERY:
+            self._own_resident, self._looked = self._pipe.resident(), time.monotonic()
         numbers = [float(minibatch), float(checksum), float(self._stop.is_set())]
+        numbers += [float(self._own_resident[name]) for name in RESIDENT]
         for meter in self._pipe.meters():
             numbers += [meter["busy"], meter["waiting"], meter["updating"], float(meter["peak_bytes"]["total"])]
         self._pending.append(self._collectives.start_all_gather(numbers, purpose="compare mini-batches"))
@@ -58,6 +69,9 @@ class Watch:
         self._figures = [
             numbers[start : start + FIGURES] for numbers in received for start in range(HEAD, len(numbers), FIGURES)
         ]
+        self.resident = tuple(
+            {name: int(number) for name, number in zip(RESIDENT, numbers[3:HEAD], strict=True)} for numbers in received
+        )
         return any(numbers[2] for numbers in received)
 
     def figures(self) -> tuple[tuple[float, ...], tuple[int, ...]]:

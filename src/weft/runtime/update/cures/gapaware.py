@@ -3,9 +3,10 @@
     g / (1 + |W_met - W_read| / (lr_max · (G + ε)))
 
 W_read is what the first forward of the mini-batch read (predicted weights, if the method predicts), W_met what the
-update is applied to. G is the typical step size of each element: the root of the running mean of
-((W_{t+1} - W_t) / lr_t)² over the previous updates, bias-corrected as in Adam; for SGD with momentum, these are the
-squared momentum buffers. lr_max is the largest rate so far. So a gap of one typical step halves the gradient.
+update is applied to; where passes read rounded weights, both are rounded, so that rounding alone makes no gap. G is the
+typical step size of each element: the root of the running mean of ((W_{t+1} - W_t) / lr_t)² over the previous updates,
+bias-corrected as in Adam; for SGD with momentum, these are the squared momentum buffers. lr_max is the largest rate so
+far. So a gap of one typical step halves the gradient.
 
 Barkai, Hakimi, Schuster: Gap-Aware Mitigation of Gradient Staleness, ICLR 2020.
 """
@@ -63,6 +64,7 @@ class _GapDamping(CurePart):
         self._max_rates = [0.0] * len(live)
         self._squares = [torch.zeros_like(parameter) for parameter in live]
         self._steps = [0] * len(live)  # in the running mean
+        self._dtypes = [parameter.dtype for parameter in live]  # that forwards read
         self._read: deque[list[Tensor]] = deque()
         self._spare: list[list[Tensor]] = []
 
@@ -74,6 +76,7 @@ class _GapDamping(CurePart):
     def first_read(self, weights: Sequence[Tensor]) -> None:
         copies = self._spare.pop() if self._spare else [torch.empty_like(parameter) for parameter in self._live]
         copy_tensors(copies, weights)
+        self._dtypes = [weight.dtype for weight in weights]
         self._read.append(copies)
 
     @contextlib.contextmanager
@@ -135,7 +138,7 @@ class _GapDamping(CurePart):
         torch._foreach_add_(scales, self._cure.eps)
         torch._foreach_mul_(scales, [self._max_rates[index] for index in moved])
         gaps = [copies[index] for index in moved]
-        torch._foreach_sub_(gaps, [self._live[index] for index in moved])
+        torch._foreach_sub_(gaps, [self._live[index].to(self._dtypes[index]) for index in moved])
         torch._foreach_abs_(gaps)
         torch._foreach_div_(gaps, scales)
         torch._foreach_add_(gaps, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.runtime.checkpoint import writer
-from weft.runtime.checkpoint.writer import DTYPES, FileWriter, write_safetensors
 from weft.runtime.process import status
+from weft.runtime.storage import memory, writer
+from weft.runtime.storage.safetensors_header import DTYPES
+from weft.runtime.storage.writer import FileWriter, write_each, write_safetensors
 
 
 def tensors() -> dict[str, Tensor]:
@@ -26,12 +28,13 @@ def tensors() -> dict[str, Tensor]:
 
 
 def test_safetensors_reads_every_dtype_and_shape(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "own", tensors())
+    forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors().items()}
+    write_each(tmp_path / "own", forms, tensors().__getitem__)
     read = load_file(tmp_path / "own")
     assert read.keys() == tensors().keys()
     for name, tensor in tensors().items():
         assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
-        assert read[name].to(torch.float64).tolist() == tensor.to(torch.float64).tolist()
+        assert read[name].to(torch.complex128).tolist() == tensor.to(torch.complex128).tolist()
 
 
 def test_the_file_is_that_of_the_library(tmp_path: Path) -> None:
@@ -39,6 +42,14 @@ def test_the_file_is_that_of_the_library(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "own", plain)
     save_file(plain, tmp_path / "theirs")
     assert (tmp_path / "own").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_strides_of_dimensions_of_one_element_do_not_matter(tmp_path: Path) -> None:
+    row = torch.arange(6.0).reshape(2, 3).t()[1:2, 1:2]
+    assert row.is_contiguous()
+    assert row.stride() == (1, 3)
+    write_safetensors(tmp_path / "own", {"a": row.t()})
+    assert load_file(tmp_path / "own")["a"].tolist() == [[4]]
 
 
 def test_every_tensor_is_aligned(tmp_path: Path) -> None:
@@ -53,7 +64,7 @@ def test_every_tensor_is_aligned(tmp_path: Path) -> None:
 
 def test_a_writer_counts_hashes_and_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, fsync = [], os.fsync
-    monkeypatch.setattr(writer, "BLOCK", 10)
+    monkeypatch.setattr(memory, "BLOCK", 10)
     monkeypatch.setattr(writer, "SYNC_EVERY", 25)
 
     def counting(handle: int) -> None:
@@ -71,6 +82,33 @@ def test_a_writer_counts_hashes_and_syncs(tmp_path: Path, monkeypatch: pytest.Mo
     assert synced == [25, 55, 64]  # on the way, so that the last one is short; and at the end
 
 
+def test_complex_numbers_are_pairs_in_a_checkpoint(tmp_path: Path) -> None:
+    """Also those with a lazy conjugation, and negative ones."""
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    write_safetensors(tmp_path / "own", {"a": numbers.conj(), "b": numbers.conj().imag})
+    read = load_file(tmp_path / "own")
+    assert read["a"].tolist() == [[1, -2], [3, 4]]
+    assert read["b"].tolist() == [-2, 4]
+
+
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match=r"safetensors has no torch.complex64 \(a\)"):
-        write_safetensors(tmp_path / "own", {"a": torch.ones(2, dtype=torch.complex64)})
+    with pytest.raises(WeftError, match=r"safetensors has no torch.complex128 \(a\)"):
+        write_each(tmp_path / "own", {"a": (torch.complex128, (2,))}, lambda name: torch.ones(2))
+
+
+def test_tensors_are_read_when_their_turn_comes(tmp_path: Path) -> None:
+    """And none is held longer."""
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    most = []
+
+    def read(name: str) -> Tensor:
+        tensor = torch.full((3,), float(name))
+        alive.add(tensor)
+        most.append(len(alive))
+        return tensor
+
+    write_each(tmp_path / "own", dict.fromkeys("123", (torch.float32, (3,))), read, {"format": "pt"})
+    assert {name: tensor.tolist() for name, tensor in load_file(tmp_path / "own").items()} == {
+        name: [float(name)] * 3 for name in "123"
+    }
+    assert most == [1, 1, 1]

@@ -1,0 +1,57 @@
+"""In which dtypes passes compute.
+
+fp32            in the dtypes that the model has
+bf16            weights that passes read are bf16, and so are the floating-point inputs of every layer; of a model that
+                was cut, those of the first one, because its graph has the casts of the model. The output of the model
+                is fp32 again for loss and metrics. Buffers keep their dtypes, and so do parameters that are used with
+                running statistics, such as those of BatchNorm.
+bf16-autocast   in fp32 weights, cast to bf16 by autocast where an operator gains by it
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from weft.runtime.partition import takes_any_dtype
+from weft.runtime.tree import map_tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The dtype of compute weights, and that of autocast; None: neither."""
+
+    weights: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+
+    def computing(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """For use around layers and loss."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=self.autocast)
+
+    def layer_input(self, layer: nn.Module, value: Any) -> Any:
+        """What a layer is given: floating-point tensors in the dtype of its weights."""
+        return map_tensors(self._narrow, value) if self.weights is not None and takes_any_dtype(layer) else value
+
+    def model_output(self, value: Any) -> Any:
+        """What loss and metrics are given; a model may return types that no message can hold."""
+        return value if self.weights is None else tree_map(self._widen, value)
+
+    def _narrow(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.weights) if tensor.is_floating_point() else tensor
+
+    def _widen(self, leaf: Any) -> Any:
+        return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == self.weights else leaf
+
+
+PRECISIONS = {
+    "fp32": Precision(),
+    "bf16": Precision(weights=torch.bfloat16),
+    "bf16-autocast": Precision(autocast=torch.bfloat16),
+}

@@ -1,0 +1,86 @@
+"""A model's own initialization, for tensors that were built on the meta device.
+
+It does what building the model would have done, children before their parents: `reset_parameters` of every module that
+has one; then the rules of a transformers model (`_init_weights`), which a parent may apply to its children, and which
+also compute its buffers; then the user's function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.errors import WeftError, one_line
+from weft.runtime.device import random_state_restored
+from weft.runtime.initial.seeded import SeededInitialization
+
+Initializer: TypeAlias = Callable[[nn.Module], Any]  # as for `nn.Module.apply`
+RESETS = ("reset_parameters", "_reset_parameters")
+
+
+def initialize(
+    root: nn.Module, tensors: Mapping[str, Tensor], *, seed: int, function: Initializer | None = None
+) -> set[str]:
+    """Initialize tensors of a model, by name; returns the names of those that something has written to."""
+    wanted = {id(tensor) for tensor in tensors.values()}
+    modules = [
+        (name, module, rule)
+        for name, module, rule in _children_first(root, "", None, set())
+        if any(id(tensor) in wanted for tensor in (*module.parameters(), *module.buffers()))
+    ]
+    mode = SeededInitialization(seed, tensors)
+    with _generators_restored(), torch.no_grad(), mode:
+        for name, module, _ in modules:
+            if (reset := next((getattr(module, name) for name in RESETS if hasattr(module, name)), None)) is not None:
+                _run(reset, (), mode, name, module)
+        for name, module, rule in modules:
+            if rule is not None:
+                _run(rule, (module,), mode, name, module)
+        for name, module, _ in modules if function is not None else ():
+            assert function is not None
+            _run(function, (module,), mode, name, module)
+    return mode.written
+
+
+def _children_first(
+    module: nn.Module, name: str, rule: Initializer | None, seen: set[nn.Module]
+) -> Iterator[tuple[str, nn.Module, Initializer | None]]:
+    """All modules, each once and after its children, with the rule of the innermost transformers model around it."""
+    if module in seen:
+        return
+    seen.add(module)
+    if hasattr(module, "_init_weights") and hasattr(module, "config"):
+        rule = cast(Initializer, module._init_weights)
+    for child_name, child in module.named_children():
+        yield from _children_first(child, f"{name}.{child_name}" if name else child_name, rule, seen)
+    yield name, module, rule
+
+
+def _run(rule: Callable[..., Any], args: tuple[Any, ...], mode: SeededInitialization, name: str, module: Any) -> None:
+    mode.begin(name)
+    try:
+        rule(*args)
+    except WeftError:
+        raise
+    except Exception as problem:
+        raise WeftError(
+            f"{name or 'the model'} ({type(module).__name__}) can't be initialized on the rank that holds it "
+            f"({one_line(problem)}); give weights= a file, or a function that initializes each module by itself"
+        ) from problem
+
+
+@contextlib.contextmanager
+def _generators_restored() -> Iterator[None]:
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with random_state_restored([]):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

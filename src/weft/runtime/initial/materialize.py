@@ -1,0 +1,169 @@
+"""Tensors on the meta device become real: read from a source by name, or initialized as the model does it.
+
+Only those that a process holds, and with values only those that it decides: replicas and holders of tied weights
+receive them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import WeftError
+from weft.runtime.initial.initialize import Initializer, initialize
+from weft.runtime.initial.places import Place, check_attributes, places_of, replace
+from weft.runtime.partition import LayeredModel
+from weft.runtime.storage import TensorSource
+
+Weights: TypeAlias = "str | os.PathLike[str] | TensorSource | Initializer | None"
+OpenWeights: TypeAlias = "Callable[[str | os.PathLike[str]], TensorSource]"
+
+
+class _Member(NamedTuple):
+    """A tensor that this process holds."""
+
+    name: str
+    before: Tensor
+    now: Tensor
+    own: bool  # whether this process decides its values
+
+
+def make_tensors(
+    model: LayeredModel,
+    needed: Iterable[Tensor],
+    *,
+    own: Iterable[Tensor],
+    weights: Weights,
+    open_weights: OpenWeights,
+    seed: int,
+) -> dict[int, Tensor]:
+    """Make the needed tensors real, with values for `own` ones; returns what each is now, by the id of what it was."""
+    source, function = _parse(weights, open_weights)
+    places = places_of([model.root, *model.layers])
+    names, owned = _all_names(model), {id(tensor) for tensor in own}
+    distinct = {id(tensor): tensor for tensor in needed}
+    modules = [module for top in (model.root, *model.layers) for module in top.modules()]
+    if any(tensor.is_meta for tensor in distinct.values()):
+        check_attributes(modules)
+    elif function is not None:
+        raise WeftError(
+            "a function in weights= initializes a model on the meta device, and this one is real; leave weights out, "
+            "or build the model in `with weft.on_meta():`"
+        )
+    decided = [tensor for key, tensor in distinct.items() if key in owned]
+    found = {} if source is None else _find(source, decided, names, model)
+    members = [
+        _Member(
+            name=names[key][0],
+            before=tensor,
+            now=replace(tensor, "cpu", places[key]) if tensor.is_meta else tensor,
+            own=key in owned,
+        )
+        for key, tensor in distinct.items()
+    ]
+    new = [member for member in members if member.own and member.before.is_meta and id(member.before) not in found]
+    try:
+        _initialize(model.root, new, places, seed=seed, function=function)
+        for member in members:
+            if source is not None and id(member.before) in found:
+                with torch.no_grad():
+                    source.read_into(found[id(member.before)], member.now.detach())
+    except BaseException:
+        for member in members:  # a model without values must not look like a real one
+            for owner, attribute in places[id(member.before)]:
+                setattr(owner, attribute, member.before)
+        raise
+    return {id(member.before): member.now for member in members}
+
+
+def _parse(weights: Weights, open_weights: OpenWeights) -> tuple[TensorSource | None, Initializer | None]:
+    if weights is None:
+        return None, None
+    if isinstance(weights, str | os.PathLike):
+        return open_weights(weights), None
+    if hasattr(weights, "read_into"):
+        return cast(TensorSource, weights), None
+    if callable(weights):
+        return None, weights
+    raise WeftError(
+        "weights is a file or folder of safetensors, a checkpoint, or a function that initializes a module "
+        f"(got {weights!r})"
+    )
+
+
+def _all_names(model: LayeredModel) -> dict[int, list[str]]:
+    """The names of every tensor, by id: those of the state_dict first, then where it is in the modules."""
+    names = model.names()
+    for top in (model.root, *model.layers):
+        for members in (top.named_parameters, top.named_buffers):
+            for name, tensor in members(remove_duplicate=False):
+                if not names[id(tensor)]:
+                    names[id(tensor)].append(name)
+    return names
+
+
+def _find(
+    source: TensorSource, tensors: Iterable[Tensor], names: dict[int, list[str]], model: LayeredModel
+) -> dict[int, str]:
+    """The name in the source of each tensor that a state_dict has, by id; refuses what does not fit."""
+    there = set(source.names())
+    prefix = f"{getattr(model.root, 'base_model_prefix', '')}."  # which files of transformers lack without a head
+    optional = set(getattr(source, "optional", ()))
+    found: dict[int, str] = {}
+    missing: list[str] = []
+    for tensor in tensors:
+        possible = [other for name in names[id(tensor)] for other in (name, name.removeprefix(prefix), prefix + name)]
+        known = [name for name in possible if name in there]
+        if known:
+            _, shape = source.form(known[0])
+            if tuple(shape) != tuple(tensor.shape):
+                raise WeftError(
+                    f"{known[0]} has another shape in {source} (model: {tuple(tensor.shape)}, there: {tuple(shape)}); "
+                    "give weights= those of this model"
+                )
+            found[id(tensor)] = known[0]
+        elif names[id(tensor)][0] in model.state and not optional.intersection(names[id(tensor)]):
+            missing.append(names[id(tensor)][0])
+    if missing:
+        raise WeftError(f"{source} has no {missing[0]} (missing: {len(missing)}); give weights= those of this model")
+    return found
+
+
+@torch.no_grad()
+def _initialize(
+    root: nn.Module,
+    members: Sequence[_Member],
+    places: dict[int, list[Place]],
+    *,
+    seed: int,
+    function: Initializer | None,
+) -> None:
+    """Initialize new tensors, and refuse those that nothing has initialized."""
+    if not members:
+        return
+    for member in members:
+        if member.now.is_floating_point() or member.now.is_complex():
+            member.now.fill_(float("nan"))
+    written = initialize(root, {member.name: member.now for member in members}, seed=seed, function=function)
+    for member in members:
+        name, now = member.name, member.now
+        for owner, attribute in places[id(member.before)]:
+            if (other := getattr(owner, attribute)) is not now:  # a rule may set a new tensor
+                now.copy_(other)
+                written.add(name)
+                setattr(owner, attribute, now)
+        if now.numel() and (name not in written or now.isnan().any()):
+            raise WeftError(_uninitialized(member, places[id(member.before)][0]))
+
+
+def _uninitialized(member: _Member, place: Place) -> str:
+    owner, kind = type(place[0]).__name__, "parameter" if isinstance(member.now, nn.Parameter) else "buffer"
+    return (
+        f"nothing initializes the {kind} {member.name}, which was built on the meta device ({owner} has no "
+        "reset_parameters that does); write one, build the model in `with weft.on_meta():`, which keeps what "
+        "constructors compute, or give weights= a file or folder that has it, or a function that initializes a module"
+    )

@@ -1,0 +1,62 @@
+"""Random initialization that depends on the seed and on names only: not on ranks, nor on the order of modules.
+
+Every operation that draws random numbers is seeded before it runs: from the name of the tensor that it fills and from
+how often that has happened or, if it fills another tensor, from the module that is being initialized. So a parent may
+initialize a child again, and a rank may leave out what it does not hold: an operation on the meta device draws nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed of 63 bits."""
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+class SeededInitialization(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """For use around the initialization of modules; `written` are the names of the tensors that it has written to."""
+
+    def __init__(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seed, self._module = seed, ""
+        self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items() if tensor.numel()}
+        self._calls: Counter[str] = Counter()
+        self.written: set[str] = set()
+
+    def begin(self, module: str) -> None:
+        """A module of this name is initialized next; it may also use the generators of Python and NumPy."""
+        self._module = module
+        seed = seed_of(self._seed, module)
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        targets = [
+            value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor)
+        ]
+        names = [name for target in targets if (name := self._name_of(target)) is not None]
+        self.written.update(names)
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            key = f"tensor {names[0]}" if names else f"module {self._module}"
+            self._calls[key] += 1
+            torch.default_generator.manual_seed(seed_of(self._seed, key, self._calls[key]))
+        return func(*args, **kwargs)
+
+    def _name_of(self, tensor: Tensor) -> str | None:
+        return None if tensor.is_meta else self._names.get(tensor.untyped_storage().data_ptr())

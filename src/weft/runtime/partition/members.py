@@ -1,0 +1,43 @@
+"""The parameters and buffers of a module, with their owners, and the dtypes that passes read them in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Every parameter and buffer, as (owner, attribute, tensor); a tied tensor appears once for each name."""
+    for owner in module.modules():
+        for members in (owner.named_parameters, owner.named_buffers):
+            for name, tensor in members(recurse=False, remove_duplicate=False):
+                yield owner, name, tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeDtypes:
+    """The dtypes that passes read parameters in: a lower precision for all floating-point ones but some."""
+
+    low: torch.dtype | None = None  # None: all keep theirs
+    kept: frozenset[int] = frozenset()  # ids of parameters that keep theirs in any case
+
+    @classmethod
+    def of_model(cls, model: nn.Module, low: torch.dtype | None) -> ComputeDtypes:
+        """Kernels use the parameters of BatchNorm and the like with running statistics, so these keep their dtype."""
+        norms = [norm for norm in model.modules() if getattr(norm, "running_mean", None) is not None]
+        return cls(low=low, kept=frozenset(id(parameter) for norm in norms for parameter in norm.parameters()))
+
+    def of(self, tensor: Tensor) -> torch.dtype:
+        """What passes read of a parameter or buffer."""
+        rounds = self.low is not None and isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+        return self.low if rounds and id(tensor) not in self.kept else tensor.dtype  # type: ignore[return-value]
+
+    def cast(self, tensor: Tensor) -> Tensor:
+        """An input, as layers are given it."""
+        return tensor if self.low is None or not tensor.is_floating_point() else tensor.to(self.low)
+
+
+AS_THEY_ARE = ComputeDtypes()
