@@ -11,6 +11,7 @@ bf16-autocast   in fp32 weights, cast to bf16 by autocast where an operator gain
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from weft.errors import WeftError, one_line
 from weft.runtime.partition import takes_any_dtype
 from weft.runtime.tree import map_tensors
 
@@ -42,6 +44,15 @@ class Precision:
     def model_output(self, value: Any) -> Any:
         """What loss and metrics are given; a model may return types that no message can hold."""
         return value if self.weights is None else tree_map(self._widen, value)
+
+    def explain(self, problem: RuntimeError, layer: int) -> None:
+        """Raise an error with a remedy if a layer has failed because it mixes dtypes."""
+        if self.weights is not None and re.search("dtype|scalar type", str(problem)):
+            raise WeftError(
+                f"layer {layer} mixes dtypes, because its weights and inputs are bf16 and its buffers are not "
+                f"({one_line(problem)}); cast them in its forward, such as x + self.table.to(x.dtype), or use "
+                'precision="bf16-autocast"'
+            ) from problem
 
     def _narrow(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.weights) if tensor.is_floating_point() else tensor

@@ -28,12 +28,14 @@ class ComputeDtypes:
     def of_model(cls, model: nn.Module, low: torch.dtype | None) -> ComputeDtypes:
         """Kernels use the parameters of BatchNorm and the like with running statistics, so these keep their dtype."""
         norms = [norm for norm in model.modules() if getattr(norm, "running_mean", None) is not None]
-        return cls(low=low, kept=frozenset(id(parameter) for norm in norms for parameter in norm.parameters()))
+        kept = [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
+        return cls(low=low, kept=frozenset(map(id, kept)))
 
     def of(self, tensor: Tensor) -> torch.dtype:
         """What passes read of a parameter or buffer."""
-        rounds = self.low is not None and isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-        return self.low if rounds and id(tensor) not in self.kept else tensor.dtype  # type: ignore[return-value]
+        if self.low is None or id(tensor) in self.kept or not isinstance(tensor, nn.Parameter):
+            return tensor.dtype
+        return self.low if tensor.is_floating_point() else tensor.dtype
 
     def cast(self, tensor: Tensor) -> Tensor:
         """An input, as layers are given it."""
