@@ -20,7 +20,7 @@ from weft.runtime.engine.randomness import Seeds, mix
 from weft.runtime.engine.recompute import Recompute, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
-from weft.runtime.partition import call_layer, named_tensors
+from weft.runtime.partition import call_layer, layer_input, named_tensors
 from weft.runtime.tree import flatten, unflatten
 from weft.runtime.weights import FrozenWeights, Leaves, ParameterSet
 from weft.schedule import RecomputeChoice
@@ -136,7 +136,7 @@ class Chunk:
             for number, layer in enumerate(segment.layers, segment.first_layer):
                 compute.seeds.set(mix(*place, number))
                 try:
-                    value = call_layer(layer, compute.precision.layer_input(layer, value))
+                    value = call_layer(layer, layer_input(layer, value, compute.precision.weights))
                 except RuntimeError as problem:
                     compute.precision.explain(problem, number)
                     raise

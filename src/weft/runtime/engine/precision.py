@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from weft.errors import WeftError, one_line
-from weft.runtime.partition import takes_any_dtype
-from weft.runtime.tree import map_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +35,6 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self.autocast)
 
-    def layer_input(self, layer: nn.Module, value: Any) -> Any:
-        """What a layer is given: floating-point tensors in the dtype of its weights."""
-        return map_tensors(self._narrow, value) if self.weights is not None and takes_any_dtype(layer) else value
-
     def model_output(self, value: Any) -> Any:
         """What loss and metrics are given; a model may return types that no message can hold."""
         return value if self.weights is None else tree_map(self._widen, value)
@@ -53,9 +47,6 @@ class Precision:
                 f"({one_line(problem)}); cast them in its forward, such as x + self.table.to(x.dtype), or use "
                 'precision="bf16-autocast"'
             ) from problem
-
-    def _narrow(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.weights) if tensor.is_floating_point() else tensor
 
     def _widen(self, leaf: Any) -> Any:
         return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == self.weights else leaf

@@ -5,7 +5,7 @@
 
 from weft.runtime.partition.balance import chunk_layers
 from weft.runtime.partition.cut import cut
-from weft.runtime.partition.layers import LayeredModel, call_layer, layered_model, takes_any_dtype
+from weft.runtime.partition.layers import LayeredModel, call_layer, layer_input, layered_model
 from weft.runtime.partition.members import ComputeDtypes, named_tensors
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "call_layer",
     "chunk_layers",
     "cut",
+    "layer_input",
     "layered_model",
     "named_tensors",
-    "takes_any_dtype",
 ]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from weft.runtime.tree import map_tensors
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
@@ -33,13 +36,15 @@ class ComputeDtypes:
 
     def of(self, tensor: Tensor) -> torch.dtype:
         """What passes read of a parameter or buffer."""
-        if self.low is None or id(tensor) in self.kept or not isinstance(tensor, nn.Parameter):
-            return tensor.dtype
-        return self.low if tensor.is_floating_point() else tensor.dtype
-
-    def cast(self, tensor: Tensor) -> Tensor:
-        """An input, as layers are given it."""
-        return tensor if self.low is None or not tensor.is_floating_point() else tensor.to(self.low)
+        rounds = isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and id(tensor) not in self.kept
+        return self.low if rounds and self.low is not None else tensor.dtype
 
 
 AS_THEY_ARE = ComputeDtypes()
+
+
+def cast_inputs(value: Any, dtype: torch.dtype | None) -> Any:
+    """Inputs as layers are given them: floating-point tensors in a dtype; None: in their own."""
+    if dtype is None:
+        return value
+    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
