@@ -135,7 +135,11 @@ class Chunk:
         with compute.computing():
             for number, layer in enumerate(segment.layers, segment.first_layer):
                 compute.seeds.set(mix(*place, number))
-                value = call_layer(layer, layer_input(layer, value, compute.precision.weights))
+                try:
+                    value = call_layer(layer, layer_input(layer, value, compute.precision.weights))
+                except RuntimeError as problem:
+                    compute.precision.explain(problem, number)
+                    raise
         return compute.precision.model_output(value) if segment.computes_loss else value
 
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:

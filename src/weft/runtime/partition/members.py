@@ -31,7 +31,8 @@ class ComputeDtypes:
     def of_model(cls, model: nn.Module, low: torch.dtype | None) -> ComputeDtypes:
         """Kernels use the parameters of BatchNorm and the like with running statistics, so these keep their dtype."""
         norms = [norm for norm in model.modules() if getattr(norm, "running_mean", None) is not None]
-        return cls(low=low, kept=frozenset(id(parameter) for norm in norms for parameter in norm.parameters()))
+        kept = [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
+        return cls(low=low, kept=frozenset(map(id, kept)))
 
     def of(self, tensor: Tensor) -> torch.dtype:
         """What passes read of a parameter or buffer."""
