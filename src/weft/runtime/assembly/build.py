@@ -13,9 +13,9 @@ from torch.nn import Parameter
 from weft.runtime.assembly.layout import Entry, Layout
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import Chunk, ComputeSettings
-from weft.runtime.partition import named_tensors
+from weft.runtime.partition import Place, named_tensors
 from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
-from weft.runtime.weights import FrozenWeights, ParameterSet, Place
+from weft.runtime.weights import FrozenWeights, ParameterSet
 from weft.schedule import Op, Program, RecomputeChoice
 
 
