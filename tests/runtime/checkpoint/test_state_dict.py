@@ -239,7 +239,7 @@ def held(pipe: weft.Pipeline) -> list[tuple[int, ParameterSet]]:
     return [
         (chunk, parameter_set)
         for (_, chunk), built in sorted(pipe._assembly.chunks.items())
-        for holders, parameter_set in zip(built.holders, built.chunk.sets, strict=True)
+        for holders, parameter_set in zip(pipe._assembly.layout.sets[chunk], built.chunk.sets, strict=True)
         if holders
     ]
 

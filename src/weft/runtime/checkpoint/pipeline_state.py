@@ -93,7 +93,7 @@ def _write_chunks(part: Path, assembly: Assembly) -> dict[str, Any]:
     first_replica = {number: built for (replica, number), built in assembly.chunks.items() if replica == 0}
     for number, built in first_replica.items():
         tensors = {f"model/{name}": _tensor(layout, built, name) for name in _own_names(layout, number)}
-        for holders, parameters in zip(built.holders, built.chunk.sets, strict=True):
+        for holders, parameters in zip(layout.sets[number], built.chunk.sets, strict=True):
             if parameters.optimizer is not None and number == min(holders, default=number):  # tied ones once
                 sets.append(state_of(parameters, tensors))
         file = part / f"chunk-{number:03}.safetensors"

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from weft.errors import WeftError
 from weft.runtime.engine.held_bytes import ByteCount, NoCount
 from weft.runtime.engine.in_flight import InFlight, KeptInputs
+from weft.runtime.partition import Place
 from weft.runtime.tree import flatten
-from weft.runtime.weights import Leaves, ParameterSet, Place
+from weft.runtime.weights import Leaves, ParameterSet
 
 
 class Segment:

@@ -6,11 +6,12 @@
 from weft.runtime.partition.balance import chunk_layers
 from weft.runtime.partition.cut import cut
 from weft.runtime.partition.layers import LayeredModel, call_layer, layer_input, layered_model
-from weft.runtime.partition.members import ComputeDtypes, named_tensors
+from weft.runtime.partition.members import ComputeDtypes, Place, named_tensors
 
 __all__ = [
     "ComputeDtypes",
     "LayeredModel",
+    "Place",
     "call_layer",
     "chunk_layers",
     "cut",

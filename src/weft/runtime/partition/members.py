@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from weft.runtime.tree import map_tensors
+
+Place: TypeAlias = "tuple[nn.Module, str]"  # of a tensor: the module that owns it, and the name of its attribute
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
