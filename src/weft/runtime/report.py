@@ -12,7 +12,7 @@ from torch import nn
 
 from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS, resident_sets
 from weft.runtime.assembly import Assembly
-from weft.runtime.process import Resident, resident
+from weft.runtime.process import Resident, malloc_settings, resident
 from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_count
@@ -55,7 +55,8 @@ class Report:
             [name, *(_signed(figures[part]) for part in ("now", "peak", *RESIDENT_PARTS))]
             for name, figures in sets.items()
         ]
-        return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows])]
+        malloc = ", ".join(sorted({rank["malloc"] for rank in self.ranks}))
+        return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows]), f"malloc settings: {malloc}"]
 
     def _staleness(self) -> list[str]:
         """How far from the weights that their updates met mini-batches were computed, on average, if sampled."""
@@ -81,7 +82,7 @@ def gather_report(assembly: Assembly, empty: Resident) -> Report:
     transport, own = assembly.transport, []
     for worker in assembly.driver.workers:
         worker.memory.count_all(transport.nbytes())
-    explained = {"resident": explain_resident(assembly, empty)}
+    explained = {"resident": explain_resident(assembly, empty), "malloc": malloc_settings()}
     for worker in assembly.driver.workers:
         own.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()} | explained)
     gathered = assembly.collectives.all_gather(own, purpose="gather a report")

@@ -26,7 +26,7 @@ from weft import faults
 from weft.errors import PeerError, RunError, StorageError, WeftError, one_line
 from weft.runtime.process import hang_dump, liveness
 from weft.runtime.process.leaving import run_finalizers
-from weft.runtime.process.malloc import keep_freed_memory
+from weft.runtime.process.malloc import configure_malloc
 from weft.streams import flush_within
 
 GO, STOP = b"go", b"stop"  # messages from the parent to a rank
@@ -159,7 +159,7 @@ def _load(rank: int, spec: RankSpec, call: bytes) -> tuple[Callable[..., Any], t
     import torch
 
     faults.hit("import")
-    keep_freed_memory()
+    configure_malloc()
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     sys.argv = spec.argv
