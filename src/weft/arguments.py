@@ -192,15 +192,12 @@ def cost_of(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
         if stage or link:
             raise WeftError(f"--costs holds all costs; leave --{next(iter(stage | link)).replace('_', '-')} out")
         return _from_file(given["costs"], schedule)
-    if "layer" in _listed(given.get("recompute", False)) and "layers" not in given:
+    choice = given.get("recompute")
+    if "layer" in (choice if isinstance(choice, list) else [choice]) and "layers" not in given:
         raise WeftError("--recompute layer needs --layers, the layers of a stage, such as --layers 12")
     if "bandwidth" in given and not given.get("input_bytes"):
         raise WeftError("--bandwidth needs --input-bytes, the size of a message; without it nothing is sent")
     return Cost.uniform(schedule, **stage, link=Link(**link))
-
-
-def _listed(choice: Any) -> list[Any]:
-    return choice if isinstance(choice, list) else [choice]
 
 
 def _from_file(path: str, schedule: Schedule) -> Cost:

@@ -93,7 +93,7 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     )
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
     _compare_ranks(whole, schedule, settings, recompute, collectives)
-    layout = start_weights(layout_of(whole, counts, program), schedule, collectives, settings, open_weights)
+    layout = start_weights(layout_of(whole, counts, program), collectives, settings, open_weights)
     layers = len(whole.layers)
     del whole  # which has the weights of other ranks, too, if it was built for real
     give_back_memory()

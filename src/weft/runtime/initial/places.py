@@ -21,12 +21,18 @@ def places_of(modules: Iterable[nn.Module]) -> dict[int, list[Place]]:
     return {number: list(found.values()) for number, found in places.items()}
 
 
-def replace_by_empty(tensor: Tensor, device: torch.device | str, places: Iterable[Place]) -> Tensor:
-    """Put a new tensor of the same form, on a device and without values, into all places of a tensor."""
+def without_values(tensor: Tensor, device: str) -> Tensor:
+    """A new parameter or buffer of the same form on a device, without values."""
     new = torch.empty_like(tensor, device=device, requires_grad=False)
     if isinstance(tensor, Parameter):
         new = Parameter(new, requires_grad=tensor.requires_grad)
         vars(new).update({name: value for name, value in vars(tensor).items() if name != "_is_hf_initialized"})
+    return new
+
+
+def replace_by_empty(tensor: Tensor, device: str, places: Iterable[Place]) -> Tensor:
+    """Put a new tensor without values into all places of a tensor."""
+    new = without_values(tensor, device)
     for owner, attribute in places:
         setattr(owner, attribute, new)
     return new
