@@ -128,7 +128,7 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         ("weight", 1, "of one version of the weights"),
         ("gradient", 1, "of the gradients"),
         ("optimizer", 2, "of the optimizer's state"),
-        ("master", 0, "of the parameters that weights of lower precision are rounded from"),
+        ("master", 0, "of the masters, which compute weights of lower precision are rounded from"),
     ):
         costs.add_argument(f"--{name}-bytes", type=number, metavar="N", help=f"{words} (default {default})")
     costs.add_argument(
