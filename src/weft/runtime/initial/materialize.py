@@ -67,7 +67,8 @@ def make_tensors(
     ]
     new = [member for member in members if member.own and member.before.is_meta and id(member.before) not in found]
     try:
-        _initialize(model.root, new, places, seed=seed, function=function)
+        others = {names[key][0]: getattr(*found[0]) for key, found in places.items()}
+        _initialize(model.root, new, others, places, seed=seed, function=function)
         for member in members:
             if source is not None and id(member.before) in found:
                 with torch.no_grad():
@@ -137,18 +138,20 @@ def _find(
 def _initialize(
     root: nn.Module,
     members: Sequence[_Member],
+    others: dict[str, Tensor],
     places: dict[int, list[Place]],
     *,
     seed: int,
     function: Initializer | None,
 ) -> None:
-    """Initialize new tensors, and refuse those that nothing has initialized."""
+    """Initialize new tensors, among others of the model; refuse those that nothing has initialized."""
     if not members:
         return
     for member in members:
         if member.now.is_floating_point() or member.now.is_complex():
             member.now.fill_(float("nan"))
-    written = initialize(root, {member.name: member.now for member in members}, seed=seed, function=function)
+    tensors = {member.name: member.now for member in members}
+    written = initialize(root, list(tensors), others | tensors, seed=seed, function=function)
     for member in members:
         name, now = member.name, member.now
         for owner, attribute in places[id(member.before)]:
