@@ -120,11 +120,16 @@ def _find(
         possible = [other for name in names[id(tensor)] for other in (name, name.removeprefix(prefix), prefix + name)]
         known = [name for name in possible if name in there]
         if known:
-            _, shape = source.form(known[0])
+            dtype, shape = source.form(known[0])
             if tuple(shape) != tuple(tensor.shape):
                 raise WeftError(
                     f"{known[0]} has another shape in {source} (model: {tuple(tensor.shape)}, there: {tuple(shape)}); "
                     "give weights= those of this model"
+                )
+            if _is_float(dtype) != _is_float(tensor.dtype):
+                raise WeftError(
+                    f"{known[0]} is {tensor.dtype} in the model and {dtype} in {source}; give weights= those of this "
+                    "model, not quantized ones"
                 )
             found[id(tensor)] = known[0]
         elif names[id(tensor)][0] in model.state and not optional.intersection(names[id(tensor)]):
@@ -132,6 +137,11 @@ def _find(
     if missing:
         raise WeftError(f"{source} has no {missing[0]} (missing: {len(missing)}); give weights= those of this model")
     return found
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    """Floating-point numbers are converted to one another; integers in their place would be quantized ones."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 @torch.no_grad()
