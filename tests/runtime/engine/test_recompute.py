@@ -331,6 +331,30 @@ def test_a_layer_in_place_must_not_get_two_views_of_one_tensor() -> None:
         trained(model, batches(1), "layer", stages=1)
 
 
+class Late(nn.Module):
+    """A layer whose output depends on a buffer that changes from its third forward on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+        self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 2:
+            self.get_buffer("scale").add_(0.5)
+        return self.linear(x) * self.scale  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("choice", [True, "layer"])
+def test_a_buffer_that_changes_later_is_refused(choice: Choice) -> None:
+    """Nobody knows its value of before that forward any more."""
+    model = seeded(Late, Late)
+    trained(model, batches(1), False, stages=1)
+    with pytest.raises(WeftError, match=r"Late.scale is a buffer that changes now.*give chunk 0 recompute=False"):
+        trained(model, batches(1), choice, stages=1)
+
+
 def test_layers_pass_on_what_chunks_pass_on() -> None:
     model = layers(step, lambda linear, x: {linear(x)}, lambda linear, values: linear(values.pop()), step)
     assert differences(model, batches(1), True, stages=1) == []

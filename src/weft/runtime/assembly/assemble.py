@@ -12,6 +12,7 @@ from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
 from weft.runtime.assembly.dtypes import check_dtypes
+from weft.runtime.assembly.hooks import check_hooks
 from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
 from weft.runtime.assembly.settings import Settings, check_weights
@@ -72,6 +73,7 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     recompute = resolve.recompute_for(settings, schedule, checkpointing=whole.checkpointing)
     check_weights(program, recompute=recompute, precision=precision)
     check_dtypes(whole, precision)
+    check_hooks(whole, program, precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
     device = resolve.device_for(settings.device, whole.state.values(), collectives)

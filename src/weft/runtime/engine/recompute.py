@@ -101,16 +101,21 @@ class Recompute:
         return kept
 
     def _run_and_keep_buffers(self, in_flight: InFlight, segment: Segment, kept: KeptInputs, *, certain: bool) -> Any:
-        """Keep the buffers that a forward changes as they were before it; `certain`: compare values, not versions."""
+        """Keep the buffers that a forward changes as they were before it; `certain`: compare values, too."""
         buffers = segment.buffers()
         before = {where: buffers[where].clone() for where in (buffers if certain else segment.changing)}
         versions = {where: (id(buffer), buffer._version) for where, buffer in buffers.items()}
         value = self._run(in_flight, segment, kept.enter())
+        now = segment.buffers()
+        changed = {where for where, old in versions.items() if (id(now[where]), now[where]._version) != old}
         if certain:
-            changed = {where for where, old in before.items() if not torch.equal(old, getattr(*where))}
-        else:
-            now = segment.buffers()
-            changed = {where for where, old in versions.items() if (id(now[where]), now[where]._version) != old}
+            changed |= {where for where, old in before.items() if not torch.equal(old, now[where])}
+        for owner, name in changed - before.keys():
+            raise WeftError(
+                f"{type(owner).__name__}.{name} is a buffer that changes now and did not in the first forward, so "
+                f"nothing kept it for a recompute; write to it in every forward, or give chunk {self._chunk} "
+                "recompute=False"
+            )
         segment.changing |= changed
         kept.buffers = {where: before[where] for where in segment.changing if where in before}
         return value

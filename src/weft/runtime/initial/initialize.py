@@ -7,7 +7,7 @@ also compute its buffers; then the user's function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -22,10 +22,15 @@ RESETS = ("reset_parameters", "_reset_parameters")
 
 
 def initialize(
-    root: nn.Module, tensors: Mapping[str, Tensor], *, seed: int, function: Initializer | None = None
+    root: nn.Module,
+    names: Iterable[str],
+    tensors: Mapping[str, Tensor],
+    *,
+    seed: int,
+    function: Initializer | None = None,
 ) -> set[str]:
-    """Initialize tensors of a model, by name; returns the names of those that something has written to."""
-    wanted = {id(tensor) for tensor in tensors.values()}
+    """Initialize some of a model's tensors, by name; returns the names of those that something has written to."""
+    wanted = {id(tensors[name]) for name in names}
     modules = [
         (name, module, rule)
         for name, module, rule in _children_first(root, "", None, set())
