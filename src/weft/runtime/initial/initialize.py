@@ -8,6 +8,7 @@ also compute its buffers; then the user's function.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -39,14 +40,14 @@ def initialize(
     mode = SeededInitialization(seed, tensors)
     with random_state_restored([]), torch.no_grad(), mode:
         for name, module, _ in modules:
-            if (reset := next((getattr(module, name) for name in RESETS if hasattr(module, name)), None)) is not None:
-                _run(reset, (), mode, name, module)
+            if reset := next((attribute for attribute in RESETS if hasattr(module, attribute)), None):
+                _run(getattr(module, reset), mode, name, module)
         for name, module, rule in modules:
             if rule is not None:
-                _run(rule, (module,), mode, name, module)
-        for name, module, _ in modules if function is not None else ():
-            assert function is not None
-            _run(function, (module,), mode, name, module)
+                _run(partial(rule, module), mode, name, module)
+        if function is not None:
+            for name, module, _ in modules:
+                _run(partial(function, module), mode, name, module)
     return mode.written
 
 
@@ -64,10 +65,10 @@ def _children_first(
     yield name, module, rule
 
 
-def _run(rule: Callable[..., Any], args: tuple[Any, ...], mode: SeededInitialization, name: str, module: Any) -> None:
+def _run(rule: Callable[[], Any], mode: SeededInitialization, name: str, module: nn.Module) -> None:
     mode.begin(name)
     try:
-        rule(*args)
+        rule()
     except WeftError:
         raise
     except Exception as problem:
