@@ -15,7 +15,7 @@ from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import Chunk, ComputeSettings
 from weft.runtime.partition import Place, named_tensors
 from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
-from weft.runtime.weights import FrozenWeights, ParameterSet
+from weft.runtime.weights import ParameterSet, RoundedVersions
 from weft.schedule import Op, Program, RecomputeChoice
 
 
@@ -97,12 +97,12 @@ def build_chunk(
         )
         if predicts is not None:  # every rank refuses an optimizer, even one that predicts nothing
             check_rule(chunk.sets[-1].optimizer, predicts)
-    if frozen:
-        chunk.frozen = FrozenWeights(
-            [member.parameter for member in frozen],
-            [member.places for member in frozen],
-            [member.entry.dtype for member in frozen],
-        )
+    if frozen:  # rounded once; `state_dict` and checkpoints keep every bit of the model
+        dtypes = [member.entry.dtype for member in frozen]
+        chunk.frozen = RoundedVersions([member.parameter for member in frozen], dtypes=dtypes)
+        for leaf, member in zip(chunk.frozen.read(0), frozen, strict=True):
+            for place in member.places:
+                setattr(*place, leaf)
     rounded = [*trained, *frozen] if rounds else []
     masters = {name: member.parameter for member in rounded for name in member.entry.names}
     return BuiltChunk(chunk=chunk, state=state, masters=masters)
