@@ -14,6 +14,7 @@ from weft import faults
 from weft.errors import WeftError
 from weft.runtime import Pipeline, cures
 from weft.runtime.comm import Collectives
+from weft.runtime.partition import state_tensors
 from weft.runtime.storage import Form
 from weft.runtime.update import Cure
 from weft.schedule import Schedule, lower
@@ -141,8 +142,7 @@ class LoadedLater:
     """A source of weights for a model that a checkpoint will fill: nothing is initialized or read before."""
 
     def __init__(self, model: nn.Module) -> None:
-        tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-        self._forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        self._forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state_tensors(model).items()}
 
     def names(self) -> Collection[str]:
         return self._forms.keys()

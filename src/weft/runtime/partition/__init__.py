@@ -6,7 +6,7 @@
 from weft.runtime.partition.balance import chunk_layers
 from weft.runtime.partition.cut import cut
 from weft.runtime.partition.layers import LayeredModel, call_layer, layer_input, layered_model
-from weft.runtime.partition.members import ComputeDtypes, Place, named_tensors
+from weft.runtime.partition.members import ComputeDtypes, Place, named_tensors, state_tensors
 
 __all__ = [
     "ComputeDtypes",
@@ -18,4 +18,5 @@ __all__ = [
     "layer_input",
     "layered_model",
     "named_tensors",
+    "state_tensors",
 ]

@@ -22,6 +22,12 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
                 yield owner, name, tensor
 
 
+def state_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a state_dict, by name: the tensors themselves."""
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}  # others are extra state
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComputeDtypes:
     """The dtypes that passes read parameters in: a lower precision for all floating-point ones but some."""
