@@ -69,6 +69,27 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
+def add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", nargs="?", metavar="JOB.toml", help="the job; every key has a default")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="sets",
+        metavar="KEY=VALUE",
+        help="set a key, such as schedule.name=xpipe",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
+    parser.add_argument(
+        "--max-restarts", type=whole_number, default=0, metavar="N", help="restart up to N times when a rank dies"
+    )
+    add_json(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust", action="store_true", help="import code that the run of another user names")
+
+
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", help="a name that 'weft schedules' lists, a file.csv, file.py:function or package.module:function"

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+import torch
 from torch import nn
 
 from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS, resident_sets
 from weft.runtime.assembly import Assembly
-from weft.runtime.process import Resident, resident
+from weft.runtime.process import Resident, malloc_settings, resident
 from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_count
@@ -54,7 +55,8 @@ class Report:
             [name, *(_signed(figures[part]) for part in ("now", "peak", *RESIDENT_PARTS))]
             for name, figures in sets.items()
         ]
-        return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows])]
+        malloc = ", ".join(sorted({rank["malloc"] for rank in self.ranks}))
+        return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows]), f"malloc settings: {malloc}"]
 
     def _staleness(self) -> list[str]:
         """How far from the weights that their updates met mini-batches were computed, on average, if sampled."""
@@ -80,7 +82,7 @@ def gather_report(assembly: Assembly, empty: Resident) -> Report:
     transport, own = assembly.transport, []
     for worker in assembly.driver.workers:
         worker.memory.count_all(transport.nbytes())
-    explained = {"resident": explain_resident(assembly, empty)}
+    explained = {"resident": explain_resident(assembly, empty), "malloc": malloc_settings()}
     for worker in assembly.driver.workers:
         own.append({"rank": worker.number} | worker.meter.as_dict() | {"chunks": worker.delays()} | explained)
     gathered = assembly.collectives.all_gather(own, purpose="gather a report")
@@ -94,6 +96,7 @@ def empty_process(model: Any) -> Resident:
     modules = [top for top in tops if isinstance(top, nn.Module)]
     tensors = [tensor for top in modules for tensor in (*top.parameters(), *top.buffers()) if tensor.is_cpu]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    torch.optim.SGD([nn.Parameter(torch.empty(0))])  # the first optimizer of a process imports 70 MiB of PyTorch
     found = resident()
     return found._replace(now=max(0, found.now - sum(storages.values())))
 

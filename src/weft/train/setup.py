@@ -141,13 +141,14 @@ class LoadedLater:
     """A source of weights for a model that a checkpoint will fill: nothing is initialized or read before."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._state = model.state_dict(keep_vars=True)
+        tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        self._forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
     def names(self) -> Collection[str]:
-        return self._state.keys()
+        return self._forms.keys()
 
     def form(self, name: str) -> Form:
-        return self._state[name].dtype, tuple(self._state[name].shape)
+        return self._forms[name]
 
     def read_into(self, name: str, tensor: Tensor) -> None:
         pass

@@ -13,7 +13,7 @@ from typing import Any
 from weft.environment import is_first, is_rank
 from weft.errors import RunError, WeftError
 from weft.output import warn
-from weft.runtime.process import keep_freed_memory, launch
+from weft.runtime.process import configure_malloc, launch
 from weft.train.job import Job, ranks_of
 from weft.train.reporting import write_report
 from weft.train.run import Folder
@@ -54,7 +54,7 @@ def _train_virtual(job: Job, folder: Folder, request: Request, max_restarts: int
     start = decide(job, folder, request, invocation=uuid.uuid4().hex)
     if isinstance(start, dict):
         return start
-    keep_freed_memory()
+    configure_malloc()
     torch.set_num_threads(job.train.threads)
     return _train_rank(start, str(folder), show)
 

@@ -240,7 +240,7 @@ def held(pipe: weft.Pipeline) -> list[tuple[int, ParameterSet]]:
     return [
         (chunk, parameter_set)
         for (_, chunk), built in sorted(pipe._assembly.chunks.items())
-        for holders, parameter_set in zip(built.holders, built.chunk.sets, strict=True)
+        for holders, parameter_set in zip(pipe._assembly.layout.sets[chunk], built.chunk.sets, strict=True)
         if holders
     ]
 
@@ -373,14 +373,16 @@ def states_on_three_ranks() -> list[Any]:
         pipe.step(*batch)
     whole = pipe.state_dict()
     made: list[str] = []
-    own_copy = model_state._own_copy
+    gathered = model_state._gathered
 
-    def counting(assembly: Any, name: str) -> Tensor:
-        made.append(name)
-        return own_copy(assembly, name)
+    def counting(assembly: Any, name: str, **options: Any) -> Tensor:
+        tensor, local = gathered(assembly, name, **options), assembly.chunks.get((0, assembly.layout.homes[name]))
+        if not tensor.is_meta and (local is None or tensor.data_ptr() != local.tensor(name).data_ptr()):
+            made.append(name)
+        return tensor
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_state, "_own_copy", counting)
+        patch.setattr(model_state, "_gathered", counting)
         first = pipe.state_dict(rank0_only=True)
         streamed = {name: tensor.clone() for name, tensor in pipe.iter_state_dict(rank0_only=True)}
         made_for_first = list(made)

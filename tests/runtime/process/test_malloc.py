@@ -1,4 +1,4 @@
-"""Freed memory stays with its process, so reusing it causes no page faults."""
+"""Small freed blocks are reused without page faults; large ones go back to the system at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.helpers.scripts import SOURCES
 
 from weft.runtime.process import malloc
 
@@ -17,14 +18,26 @@ glibc = pytest.mark.skipif(
 SCRIPT = """
 import resource, sys
 import torch
-from weft.runtime.process.malloc import keep_freed_memory
+from weft.runtime.process.malloc import configure_malloc
 
 if "keep" in sys.argv:
-    keep_freed_memory()
+    configure_malloc()
 
 def step():
     tensors = [torch.ones(300_000) for _ in range(30)]  # of 1.2 MB each
 
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+if "large" in sys.argv:
+    kept = [torch.ones(3_000_000) for _ in range(40)]  # of 12 MB each
+    before = resident()
+    small = []
+    while len(kept) > 1:  # leave holes for small blocks, as gradients do that go while activations come
+        kept.pop(0)
+        small.append(torch.ones(30_000))
+    print(before - resident())
+    sys.exit()
 for _ in range(3):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -35,25 +48,33 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 PAGES = 30 * 1_200_000 // resource.getpagesize()  # per step
 
 
-def faults(*arguments: str, **environment: str) -> int:
+def run(*arguments: str, **environment: str) -> int:
     command = [sys.executable, "-c", SCRIPT, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    known = {"PYTHONPATH": str(SOURCES)} | environment
+    done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=120, check=True)
     return int(done.stdout)
 
 
 @glibc
 def test_freed_memory_is_reused_without_page_faults() -> None:
-    assert faults("keep") < PAGES  # in ten steps; the next test is the control
+    assert run("keep") < PAGES  # in ten steps; the next test is the control
+
+
+@glibc
+def test_large_blocks_go_back_to_the_system() -> None:
+    assert run("keep", "large") > 0.9 * 39 * 12_000_000
+    kept = {"MALLOC_TRIM_THRESHOLD_": "2000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
+    assert run("keep", "large", **kept) < 39 * 12_000_000 / 2  # the control: as it was before
 
 
 @glibc
 def test_malloc_settings_of_the_user_are_kept() -> None:
-    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072") > 5 * PAGES
+    assert run("keep", MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072") > 5 * PAGES
 
 
 def test_nothing_happens_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     asked: list[object] = []
     monkeypatch.setattr("ctypes.CDLL", asked.append)
-    malloc.keep_freed_memory()
+    malloc.configure_malloc()
     assert not asked

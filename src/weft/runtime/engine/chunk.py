@@ -20,7 +20,7 @@ from weft.runtime.engine.randomness import Seeds, mix
 from weft.runtime.engine.recompute import Recompute, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
-from weft.runtime.partition import call_layer, named_tensors
+from weft.runtime.partition import call_layer, layer_input, named_tensors
 from weft.runtime.tree import flatten, unflatten
 from weft.runtime.weights import FrozenWeights, Leaves, ParameterSet
 from weft.schedule import RecomputeChoice
@@ -135,7 +135,11 @@ class Chunk:
         with compute.computing():
             for number, layer in enumerate(segment.layers, segment.first_layer):
                 compute.seeds.set(mix(*place, number))
-                value = call_layer(layer, compute.precision.layer_input(layer, value))
+                try:
+                    value = call_layer(layer, layer_input(layer, value, compute.precision.weights))
+                except RuntimeError as problem:
+                    compute.precision.explain(problem, number)
+                    raise
         return compute.precision.model_output(value) if segment.computes_loss else value
 
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:

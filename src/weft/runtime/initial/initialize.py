@@ -7,12 +7,9 @@ also compute its buffers; then the user's function.
 
 from __future__ import annotations
 
-import contextlib
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +37,7 @@ def initialize(
         if any(id(tensor) in wanted for tensor in (*module.parameters(), *module.buffers()))
     ]
     mode = SeededInitialization(seed, tensors)
-    with _generators_restored(), torch.no_grad(), mode:
+    with random_state_restored([]), torch.no_grad(), mode:
         for name, module, _ in modules:
             if (reset := next((getattr(module, name) for name in RESETS if hasattr(module, name)), None)) is not None:
                 _run(reset, (), mode, name, module)
@@ -78,14 +75,3 @@ def _run(rule: Callable[..., Any], args: tuple[Any, ...], mode: SeededInitializa
             f"{name or 'the model'} ({type(module).__name__}) can't be initialized on the rank that holds it "
             f"({one_line(problem)}); give weights= a file, or a function that initializes each module by itself"
         ) from problem
-
-
-@contextlib.contextmanager
-def _generators_restored() -> Iterator[None]:
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with random_state_restored([]):
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.initial.initialize import Initializer, initialize
-from weft.runtime.initial.places import Place, check_attributes, places_of, replace
-from weft.runtime.partition import LayeredModel
+from weft.runtime.initial.places import check_attributes, places_of, replace_by_empty
+from weft.runtime.partition import LayeredModel, Place
 from weft.runtime.storage import TensorSource
 
 Weights: TypeAlias = "str | os.PathLike[str] | TensorSource | Initializer | None"
@@ -60,7 +60,7 @@ def make_tensors(
         _Member(
             name=names[key][0],
             before=tensor,
-            now=replace(tensor, "cpu", places[key]) if tensor.is_meta else tensor,
+            now=replace_by_empty(tensor, "cpu", places[key]) if tensor.is_meta else tensor,
             own=key in owned,
         )
         for key, tensor in distinct.items()

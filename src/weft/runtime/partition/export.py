@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from weft.errors import WeftError
 from weft.runtime.partition.cut_layer import Call
 from weft.runtime.partition.graphs import MARK, ForwardGraph, operator_name, read_graph
-from weft.runtime.partition.members import ComputeDtypes, named_tensors
+from weft.runtime.partition.members import ComputeDtypes, cast_inputs, named_tensors
 from weft.runtime.tree import flatten, map_tensors
 
 _LIBRARY_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
@@ -34,7 +34,7 @@ def export_forward(
 
     Parameters and inputs are exported in the dtypes that passes read.
     """
-    call = map_tensors(dtypes.cast, call)
+    call = cast_inputs(call, dtypes.low)
 
     def mark(name: str) -> Callable[..., None]:
         return lambda *_: MARK(name)

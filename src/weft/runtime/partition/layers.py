@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.runtime.partition.cut import cut_layers
 from weft.runtime.partition.cut_layer import CutLayer
 from weft.runtime.partition.export import checkpointing_modules, is_exported
-from weft.runtime.partition.members import AS_THEY_ARE, ComputeDtypes
+from weft.runtime.partition.members import AS_THEY_ARE, ComputeDtypes, cast_inputs
 from weft.runtime.tree import map_tensors
 
 
@@ -77,9 +77,9 @@ def layered_model(
     )
 
 
-def takes_any_dtype(layer: nn.Module) -> bool:
-    """Whether a layer may be given its input in another dtype: not those between the cuts of one graph."""
-    return not isinstance(layer, CutLayer) or layer.takes_inputs
+def layer_input(layer: nn.Module, value: Any, dtype: torch.dtype | None) -> Any:
+    """What a layer is given: floating-point tensors in a dtype, except between the cuts of one graph, which casts."""
+    return value if isinstance(layer, CutLayer) and not layer.takes_inputs else cast_inputs(value, dtype)
 
 
 def call_layer(layer: nn.Module, value: Any) -> Any:

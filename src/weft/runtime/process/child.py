@@ -25,8 +25,8 @@ from typing import Any
 from weft import faults
 from weft.errors import PeerError, RunError, StorageError, WeftError, one_line
 from weft.runtime.process import hang_dump, liveness
-from weft.runtime.process.leaving import finish_duties
-from weft.runtime.process.malloc import keep_freed_memory
+from weft.runtime.process.leaving import run_finalizers
+from weft.runtime.process.malloc import configure_malloc
 from weft.streams import flush_within
 
 GO, STOP = b"go", b"stop"  # messages from the parent to a rank
@@ -159,7 +159,7 @@ def _load(rank: int, spec: RankSpec, call: bytes) -> tuple[Callable[..., Any], t
     import torch
 
     faults.hit("import")
-    keep_freed_memory()
+    configure_malloc()
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     sys.argv = spec.argv
@@ -209,7 +209,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         message = pickle.dumps(("done", result))
     except Exception as problem:
         raise RunError(f"its result can't be pickled ({one_line(problem)}); return plain data") from problem
-    finish_duties()
+    run_finalizers()
     if dist.is_initialized():
         dist.destroy_process_group()
     return message

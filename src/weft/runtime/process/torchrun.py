@@ -16,9 +16,9 @@ from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime.process import hang_dump
 from weft.runtime.process.device_variables import set_device_variables
-from weft.runtime.process.leaving import finish_duties
+from weft.runtime.process.leaving import run_finalizers
 from weft.runtime.process.liveness import watch_parent
-from weft.runtime.process.malloc import keep_freed_memory
+from weft.runtime.process.malloc import configure_malloc
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def join(
             f"weft.launch joins the running job, so ranks must equal its number of processes (ranks: {ranks}, "
             f"WORLD_SIZE: {world}); start {ranks} processes with torchrun, or use ranks={world}"
         )
-    keep_freed_memory()
+    configure_malloc()
     if threads is not None:
         torch.set_num_threads(threads)
     hang_dump.enable()
@@ -71,7 +71,7 @@ def join(
         dist.init_process_group(chosen, store=store, rank=rank, world_size=ranks)
     try:
         result = fn(*args)
-        finish_duties()
+        run_finalizers()
         return result
     finally:
         if make_group and dist.is_initialized():

@@ -7,7 +7,7 @@ ranks.
 from weft.runtime.weights.frozen import FrozenWeights
 from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
 from weft.runtime.weights.groups import gradient_sync_for
-from weft.runtime.weights.parameter_set import ParameterSet, Place, gradient_bytes
+from weft.runtime.weights.parameter_set import ParameterSet, gradient_bytes
 from weft.runtime.weights.versions import Leaves
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Leaves",
     "ParameterSet",
     "PendingUpdate",
-    "Place",
     "gradient_bytes",
     "gradient_sync_for",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import Parameter
 
-from weft.runtime.weights.parameter_set import Place
+from weft.runtime.partition import Place
 from weft.runtime.weights.versions import round_into, rounded
 
 
