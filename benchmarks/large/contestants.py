@@ -26,7 +26,7 @@ import weft
 from benchmarks.large.models import Size, balance, build, loss_of, make_batch, make_optimizer
 from weft.runtime.storage import StoredWeights, write_safetensors
 
-SHARD = 256 * 2**20  # bytes of an exported file
+SHARD = 64 * 2**20  # bytes of an exported file
 DEADLINE = 600.0  # seconds without a message, on a slow machine
 
 

@@ -7,9 +7,11 @@ with the layers, so two small trials say where to look.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from benchmarks.harness import START_TIMEOUT, ResumeCache
 from benchmarks.large.models import Size, write_folder
 from benchmarks.large.ranks import measure_rank
 from weft.errors import RunError, one_line
+from weft.schedule import METHODS
 
 CONTESTANTS = ("1f1b", "wpipe", "torch 1F1B", "FSDP2")
 UPDATES = 3
@@ -74,7 +77,25 @@ def run_trial(name: str, size: Size, ranks: int, limit: int) -> Trial:
         weights = Path(folder, "weights")
         write_folder(size, weights)
         arguments: tuple[Any, ...] = (name, size, {}, max(ranks, 2), UPDATES, folder, str(weights), limit)
-        return judged(limit, lambda: weft.launch(measure_rank, *arguments, ranks=ranks, timeout=START_TIMEOUT))
+        with malloc_of(name):
+            return judged(limit, lambda: weft.launch(measure_rank, *arguments, ranks=ranks, timeout=START_TIMEOUT))
+
+
+@contextlib.contextmanager
+def malloc_of(name: str) -> Iterator[None]:
+    """Each contestant has the allocator that its users have: weft's settings are weft's only.
+
+    Any value of this variable keeps weft from changing malloc; this one is glibc's default.
+    """
+    variable = "GLIBC_TUNABLES"
+    if name in METHODS:
+        yield
+        return
+    os.environ[variable] = "glibc.malloc.arena_test=8"
+    try:
+        yield
+    finally:
+        del os.environ[variable]
 
 
 def judged(limit: int, run: Callable[[], list[dict[str, Any]]]) -> Trial:

@@ -12,16 +12,20 @@ from typing import Any
 
 import weft
 from benchmarks.harness import START_TIMEOUT, ResumeCache
-from benchmarks.large.headline import CONTESTANTS, largest
+from benchmarks.large.headline import CONTESTANTS, largest, malloc_of
 from benchmarks.large.models import GPT, HEADLINE, LINEAR, MIB, TINY, Size
-from benchmarks.large.pages import label_of
+from benchmarks.large.pages import TORCH, label_of
 from benchmarks.large.ranks import measure_rank
 from weft.errors import WeftError
 
 METHODS = ("1f1b", "2bw", "wpipe")
-OPTIONS: tuple[dict[str, str], ...] = ({}, {"precision": "bf16"}, {"recompute": "layer"})
-BOTH = {"precision": "bf16", "recompute": "layer"}
-OTHERS = ("torch 1F1B", "FSDP2")
+OPTIONS: tuple[dict[str, str], ...] = (
+    {},
+    {"precision": "bf16"},
+    {"recompute": "layer"},
+    {"precision": "bf16", "recompute": "layer"},
+)
+OTHERS = (TORCH, "FSDP2")
 UPDATES = 4
 LIMIT = 2048 * MIB
 HEADLINE_RANKS = 8
@@ -32,17 +36,27 @@ def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
     if sys.platform != "linux":
         raise WeftError(f"this benchmark reads the resident sets of Linux (here: {sys.platform})")
     if quick:
-        cells = [_cell(name, TINY, 2, {}, ResumeCache()) for name in ("1f1b", "wpipe", "torch 1F1B")]
+        cells = [_cell(name, TINY, 2, {}, ResumeCache()) for name in ("1f1b", "wpipe", TORCH)]
         return {"models": [{"name": "tiny", "size": asdict(TINY), "ranks": 2, "cells": cells}], "headline": None}
-    models = [
-        _model("linear", LINEAR, 4, [(name, {}) for name in (*METHODS, *OTHERS)], cache),
-        _model("gpt", GPT, 4, [*product(METHODS, (*OPTIONS, BOTH)), *((name, {}) for name in OTHERS)], cache),
-        _model("gpt", GPT, 8, [*product(METHODS, ({}, BOTH)), *((name, {}) for name in OTHERS)], cache),
+    return {"models": measure_models(cache), "headline": measure_headline(cache)}
+
+
+def measure_models(cache: ResumeCache) -> list[dict[str, Any]]:
+    """Every moment of runs of two models."""
+    others: list[tuple[str, dict[str, str]]] = [(name, {}) for name in OTHERS]
+    return [
+        _model("linear", LINEAR, 4, [*((name, {}) for name in METHODS), *others], cache),
+        _model("gpt", GPT, 4, [*product(METHODS, OPTIONS), *others], cache),
+        _model("gpt", GPT, 8, [*product(METHODS, OPTIONS[::3]), *others], cache),
     ]
-    found = {name: largest(name, HEADLINE, ranks=HEADLINE_RANKS, limit=LIMIT, cache=cache) for name in CONTESTANTS}
-    headline = {"limit": LIMIT, "ranks": HEADLINE_RANKS, "size": asdict(HEADLINE), "contestants": found}
-    headline["alone"] = largest("1f1b", HEADLINE, ranks=1, limit=LIMIT, cache=cache)
-    return {"models": models, "headline": headline}
+
+
+def measure_headline(cache: ResumeCache) -> dict[str, Any]:
+    """The largest GPT of each contestant on ranks of 2 GiB."""
+    find = partial(largest, size=HEADLINE, limit=LIMIT, cache=cache)
+    found = {name: find(name, ranks=HEADLINE_RANKS) for name in CONTESTANTS}
+    about = {"limit": LIMIT, "ranks": HEADLINE_RANKS, "size": asdict(HEADLINE)}
+    return about | {"contestants": found, "alone": find("1f1b", ranks=1)}
 
 
 def _model(
@@ -62,4 +76,5 @@ def run(name: str, size: Size, ranks: int, options: dict[str, str]) -> list[dict
     """A run from start to export, on new ranks."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (name, size, options, ranks, UPDATES, str(Path(folder)))
-        return weft.launch(measure_rank, *arguments, ranks=ranks, timeout=START_TIMEOUT)
+        with malloc_of(name):
+            return weft.launch(measure_rank, *arguments, ranks=ranks, timeout=START_TIMEOUT)

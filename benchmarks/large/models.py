@@ -40,7 +40,7 @@ class Size:
 
 
 LINEAR = Size(kind="linear", layers=64, width=2048, optimizer="SGD", samples=16)  # 1,024 MiB, as four ranks of 256
-GPT = Size(layers=16, width=1024)
+GPT = Size(layers=8, width=1024)
 HEADLINE = Size(layers=8, width=1024, context=32)  # as many layers as fit
 TINY = Size(layers=8, width=64, vocabulary=128, context=16)
 

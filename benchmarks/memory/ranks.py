@@ -1,15 +1,13 @@
 """What each rank runs: it measures its bytes by the engine's count, its resident set, and whether a batch fits a limit.
 
 The limit is the kernel's (RLIMIT_DATA, which counts heap and private mappings): an allocation beyond it fails, as on a
-full device. glibc keeps freed memory in its arenas, which makes resident sets noisy; so here is one arena, and large
-allocations are mapped one by one and unmapped when freed.
+full device. malloc has the settings of every rank of weft.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import gc
 import os
 import resource
@@ -29,13 +27,12 @@ from benchmarks.memory.search import Known, Search
 from benchmarks.memory.trial import begin_trial, marks_failed_allocation
 from weft.errors import WeftError
 from weft.runtime.comm import SHARED_MEMORY_SWITCH
+from weft.runtime.process import give_back_memory
 from weft.schedule import METHODS
 
 if TYPE_CHECKING:
     from weft.train.models import Net
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-MAPPED = 64 * 1024  # bytes: malloc maps larger allocations one by one
 DEADLINE = 600.0  # seconds without a message, on a slow machine
 RANK_TIMEOUT = 1800.0  # seconds that a rank runs: several batches of a search
 
@@ -106,9 +103,6 @@ class Trainer:
 def _set_up() -> None:
     torch.set_num_threads(1)
     os.environ[SHARED_MEMORY_SWITCH] = "0"  # shared memory belongs to no rank, and no limit of a process counts it
-    libc = ctypes.CDLL(None)
-    for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MAPPED), (M_TRIM_THRESHOLD, MAPPED)):
-        libc.mallopt(parameter, value)
 
 
 def _prepare(microbatches: int) -> None:
@@ -163,7 +157,7 @@ def _limit(nbytes: int) -> Iterator[None]:
 def _release_memory() -> None:
     """Return freed memory to the system."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    give_back_memory()
 
 
 def status(field: str) -> int:
