@@ -58,7 +58,9 @@ def build(size: Size) -> nn.Sequential:
         from weft.train.models.gpt import build_gpt
         from weft.train.models.options import GPT as Options
 
-        options = Options(name="gpt", layers=size.layers, width=size.width, heads=size.width // 64, tied=False)
+        options = Options(
+            name="gpt", layers=size.layers, width=size.width, heads=size.width // 64, inner=4 * size.width, tied=False
+        )
         spec = DataSpec(task="language", form="tokens", vocabulary=size.vocabulary, context=size.context)
         return build_gpt(replace(options, dropout=0.0), spec)
 

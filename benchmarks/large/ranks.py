@@ -13,6 +13,7 @@ from benchmarks.large.contestants import make_contestant
 from benchmarks.large.models import Size
 from benchmarks.large.resident import Moments, limit_growth
 
+STACKS = 64 * 2**20  # bytes that threads reserve for their stacks, and hardly use
 RANK_TIMEOUT = 1200.0  # seconds that a rank runs
 
 
@@ -34,7 +35,7 @@ def measure_rank(
     """
     moments = Moments()
     if limit is not None:
-        limit_growth(limit - moments.empty)
+        limit_growth(limit - moments.empty + STACKS)
     run: dict[str, Any] = {}
 
     def start() -> None:

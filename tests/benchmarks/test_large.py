@@ -74,6 +74,8 @@ def test_chunks_have_all_layers(size: Any) -> None:
     for chunks in (1, 4, 8, 16):
         assert sum(balance(size, chunks)) == len(build(size))
     assert all(parameter.is_meta for parameter in build(size).parameters())
+    if size is GPT:
+        assert size.parameters > 12 * size.layers * size.width**2
     if size is LINEAR:
         assert 1024 * MIB <= 4 * size.parameters < 1025 * MIB
 
