@@ -69,6 +69,27 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
+def add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", nargs="?", metavar="JOB.toml", help="the job; every key has a default")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="sets",
+        metavar="KEY=VALUE",
+        help="set a key, such as schedule.name=xpipe",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
+    parser.add_argument(
+        "--max-restarts", type=whole_number, default=0, metavar="N", help="restart up to N times when a rank dies"
+    )
+    add_json(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust", action="store_true", help="import code that the run of another user names")
+
+
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", help="a name that 'weft schedules' lists, a file.csv, file.py:function or package.module:function"
@@ -107,7 +128,7 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         ("weight", 1, "of one version of the weights"),
         ("gradient", 1, "of the gradients"),
         ("optimizer", 2, "of the optimizer's state"),
-        ("master", 0, "of the parameters that weights of lower precision are rounded from"),
+        ("master", 0, "of the masters, which compute weights of lower precision are rounded from"),
     ):
         costs.add_argument(f"--{name}-bytes", type=number, metavar="N", help=f"{words} (default {default})")
     costs.add_argument(
@@ -171,15 +192,12 @@ def cost_of(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
         if stage or link:
             raise WeftError(f"--costs holds all costs; leave --{next(iter(stage | link)).replace('_', '-')} out")
         return _from_file(given["costs"], schedule)
-    if "layer" in _listed(given.get("recompute", False)) and "layers" not in given:
+    choice = given.get("recompute")
+    if "layer" in (choice if isinstance(choice, list) else [choice]) and "layers" not in given:
         raise WeftError("--recompute layer needs --layers, the layers of a stage, such as --layers 12")
     if "bandwidth" in given and not given.get("input_bytes"):
         raise WeftError("--bandwidth needs --input-bytes, the size of a message; without it nothing is sent")
     return Cost.uniform(schedule, **stage, link=Link(**link))
-
-
-def _listed(choice: Any) -> list[Any]:
-    return choice if isinstance(choice, list) else [choice]
 
 
 def _from_file(path: str, schedule: Schedule) -> Cost:

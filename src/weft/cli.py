@@ -18,8 +18,10 @@ from weft import simulate as run_simulation
 from weft.arguments import (
     Parser,
     add_costs,
+    add_job,
     add_json,
     add_schedule,
+    add_trust,
     byte_count,
     cost_of,
     number,
@@ -280,43 +282,22 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _job_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", nargs="?", metavar="JOB.toml", help="the job; every key has a default")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="sets",
-        metavar="KEY=VALUE",
-        help="set a key, such as schedule.name=xpipe",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
-    parser.add_argument(
-        "--max-restarts", type=whole_number, default=0, metavar="N", help="restart up to N times when a rank dies"
-    )
-    add_json(parser)
-
-
-def _add_trust(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trust", action="store_true", help="import code that the run of another user names")
-
-
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    _job_arguments(parser)
+    add_job(parser)
     parser.add_argument("--print-config", action="store_true", help="print the complete job as TOML and exit")
     parser.add_argument("--resume", metavar="RUN", help="resume a run from its latest checkpoint")
     parser.add_argument("--checkpoint", metavar="WHICH", help="with --resume: latest, previous, best or a name")
     parser.add_argument(
         "--allow-new-data", action="store_true", help="resume even if the data differs from the checkpoint's"
     )
-    _add_trust(parser)
+    add_trust(parser)
     parser.add_argument(
         "--continue", action="store_true", dest="go_on", help="resume the run with the job's name, or start it"
     )
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
-    _job_arguments(parser)
+    add_job(parser)
     parser.add_argument("--schedules", metavar="A,B", help="schedules to compare (default: 1f1b,2bw,wpipe,xpipe)")
     parser.add_argument(
         "--seeds",
@@ -328,7 +309,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
         "--target", type=number, metavar="X", help="report the time to this metric (default: the best that all reach)"
     )
     parser.add_argument("--resume", metavar="FOLDER", help="resume a comparison; finished runs are kept")
-    _add_trust(parser)
+    add_trust(parser)
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -338,7 +319,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-size", type=byte_count, metavar="SIZE", help="the most bytes of a file, such as 500MB (default 5GB)"
     )
-    _add_trust(parser)
+    add_trust(parser)
     add_json(parser)
 
 

@@ -72,6 +72,16 @@ def test_one_stage_by_hand() -> None:
     assert run.memory[0].total == 72
 
 
+@pytest.mark.parametrize(("name", "extra"), [("1f1b", 0), ("wpipe", 1), ("2bw", 2)])
+def test_mixed_precision_in_bytes_per_parameter(name: str, extra: float) -> None:
+    """Compute weights 2 and masters 4; versions are as small as the compute weights, on ranks that hold any."""
+    pipe = schedule(name, stages=4, microbatches=8)
+    cost = Cost.uniform(pipe, weight_bytes=2, master_bytes=4, gradient_bytes=4, optimizer_bytes=8)
+    for rank in simulate(pipe, cost).memory:
+        assert [rank.bytes[category] for category in ("weights", "masters", "optimizer")] == [2, 4, 8]
+        assert rank.bytes["extra_versions"] == extra
+
+
 def test_recompute_keeps_inputs_and_the_activations_of_one_micro_batch() -> None:
     """GPipe holds m inputs; while a backward runs, also the activations of its micro-batch."""
     pipe = schedule("gpipe", stages=2, microbatches=4)

@@ -199,7 +199,7 @@ def _place(crew: Crew, folder: str) -> Place:
 
 
 def _warm_up(device: torch.device) -> None:
-    """Import and initialise what is slow the first time, so that no rank waits for it."""
+    """Import and initialize what is slow the first time, so that no rank waits for it."""
     weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
     weight.grad = weight.detach() @ weight.detach()
     torch.optim.SGD([weight], lr=0.1).step()

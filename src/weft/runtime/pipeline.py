@@ -80,6 +80,7 @@ class Pipeline:
         self._driver = self._assembly.driver
         self._fed = 0  # mini-batches since the last flush
         self._broken: str | None = None
+        self._iterating = False  # over the state, which other ranks do at the same time
         self._stream = current_stream(self._assembly.compute.device)  # that it computes on
 
     # Training
@@ -194,6 +195,7 @@ class Pipeline:
     def _check_usable(self) -> None:
         if self._broken is not None:
             raise RunError(f"this pipeline broke before ({self._broken}); build a new one")
+        self._check_iterated()
         if torch.is_autocast_enabled(self._assembly.compute.device.type):
             raise WeftError('autocast around a step would keep its casts of old weights; use precision="bf16" instead')
 
@@ -250,10 +252,31 @@ class Pipeline:
         Every rank iterates to the end before the next step, and takes less than the deadline for each tensor. With
         `rank0_only`, other ranks send what they hold, and their loops have no turn.
         """
+        self._check_iterated()
         self.flush()
-        return checkpoint.iter_state_dict(
-            self._assembly, lambda: (self._driver.workers[0].begun, self._fed), rank0_only=rank0_only
+        return self._iterated(
+            checkpoint.iter_state_dict(
+                self._assembly, lambda: (self._driver.workers[0].begun, self._fed), rank0_only=rank0_only
+            )
         )
+
+    def _iterated(self, state: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Remember whether an iteration came to its last tensor."""
+        rest = len(self._assembly.layout.model.state)
+        self._iterating = self._assembly.collectives.world > 1
+        for tensor in state:
+            rest -= 1
+            self._iterating = self._iterating and rest > 0
+            yield tensor
+        self._iterating = False
+
+    def _check_iterated(self) -> None:
+        """A rank that goes on alone would be sent tensors in the place of others."""
+        if self._iterating:
+            raise RunError(
+                "this rank left iter_state_dict before its last tensor, and other ranks are still there; iterate to "
+                "the end on every rank"
+            )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set all weights and buffers from a state_dict with the plain model's names; drains.

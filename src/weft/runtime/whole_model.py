@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from weft.runtime.checkpoint import stored_weights
 from weft.runtime.initial import Weights, make_tensors
-from weft.runtime.partition import LayeredModel, named_tensors
+from weft.runtime.partition import LayeredModel, named_tensors, state_tensors
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -19,8 +19,7 @@ def materialize(model: M, *, weights: Weights = None, seed: int = 0) -> M:
     `weights` is a file or folder of safetensors, a checkpoint, or a function that initializes a module, as for
     `nn.Module.apply`. Without it, the model initializes itself.
     """
-    state = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     tensors = [tensor for _, _, tensor in named_tensors(model)]
-    whole = LayeredModel(layers=[model], root=model, state=state)
+    whole = LayeredModel(layers=[model], root=model, state=state_tensors(model))
     make_tensors(whole, tensors, own=tensors, weights=weights, open_weights=stored_weights, seed=seed)
     return model

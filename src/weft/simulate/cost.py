@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -117,35 +117,22 @@ class Cost:
 
         `recompute` is a choice for all chunks, or a list with one for each.
         """
-        whole = ChunkCost(
-            forward=forward,
-            backward_input=backward,  # halved below, after it has been checked to be a number
-            backward_weight=backward,
-            update=update,
-            activation_bytes=activation_bytes,
-            input_bytes=input_bytes,
-            weight_bytes=weight_bytes,
-            gradient_bytes=gradient_bytes,
-            optimizer_bytes=optimizer_bytes,
-            master_bytes=master_bytes,
-            layers=layers,
-        )
+        divided: dict[str, Any] = {
+            "forward": forward,
+            "backward_input": backward,  # halved below, after it has been checked to be a number
+            "backward_weight": backward,
+            "update": update,
+            "activation_bytes": activation_bytes,
+            "weight_bytes": weight_bytes,
+            "gradient_bytes": gradient_bytes,
+            "optimizer_bytes": optimizer_bytes,
+            "master_bytes": master_bytes,
+        }
+        whole = replace(ChunkCost(input_bytes=input_bytes, layers=layers), **divided)
 
         def cost_of_part(parts: int, choice: RecomputeChoice) -> ChunkCost:
-            return ChunkCost(
-                forward=whole.forward / parts,
-                backward_input=whole.backward_input / 2 / parts,
-                backward_weight=whole.backward_weight / 2 / parts,
-                update=whole.update / parts,
-                activation_bytes=whole.activation_bytes / parts,
-                input_bytes=whole.input_bytes,
-                weight_bytes=whole.weight_bytes / parts,
-                gradient_bytes=whole.gradient_bytes / parts,
-                optimizer_bytes=whole.optimizer_bytes / parts,
-                master_bytes=whole.master_bytes / parts,
-                recompute=choice,
-                layers=max(1.0, whole.layers / parts),
-            )
+            shares = {name: cost / (2 if name.startswith("backward") else 1) / parts for name, cost in divided.items()}
+            return replace(whole, **shares, recompute=choice, layers=max(1.0, layers / parts))
 
         held = [schedule.placement.count(rank) for rank in range(schedule.stages)]
         choices = recompute_choices(recompute, schedule)

@@ -54,7 +54,7 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
         "memory, largest rank": format_bytes(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
     }
     if resident := resident_sets(summary["ranks"]):
-        shown["resident set, largest process"] = format_bytes(max(figures["peak"] for figures in resident.values()))
+        shown["largest resident set"] = format_bytes(max(figures["peak"] for figures in resident.values()))
     shown |= {f"held-out {name}": _number(value) for name, value in summary["final"].items()}
     if summary["best"]:
         shown[f"best {summary['metric']}"] = f"{summary['best']['value']:.4g} at update {summary['best']['update']:,}"

@@ -14,6 +14,7 @@ from weft import faults
 from weft.errors import WeftError
 from weft.runtime import Pipeline, cures
 from weft.runtime.comm import Collectives
+from weft.runtime.partition import state_tensors
 from weft.runtime.storage import Form
 from weft.runtime.update import Cure
 from weft.schedule import Schedule, lower
@@ -141,13 +142,13 @@ class LoadedLater:
     """A source of weights for a model that a checkpoint will fill: nothing is initialized or read before."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._state = model.state_dict(keep_vars=True)
+        self._forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state_tensors(model).items()}
 
     def names(self) -> Collection[str]:
-        return self._state.keys()
+        return self._forms.keys()
 
     def form(self, name: str) -> Form:
-        return self._state[name].dtype, tuple(self._state[name].shape)
+        return self._forms[name]
 
     def read_into(self, name: str, tensor: Tensor) -> None:
         pass

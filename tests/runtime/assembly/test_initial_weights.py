@@ -187,6 +187,10 @@ def test_a_meta_model_resumes_exactly(tmp_path: Path) -> None:
     [
         (lambda state: state.pop("3.0.weight"), r"has no 3\.0\.weight \(missing: 1\)"),
         (
+            lambda state: state.update({"3.0.bias": torch.ones(8, dtype=torch.int8)}),
+            r"3\.0\.bias is torch\.float32 in the model and torch\.int8 in",
+        ),
+        (
             lambda state: state.update({"3.0.bias": torch.zeros(3)}),
             r"3\.0\.bias has another shape in .*\(model: \(8,\), there: \(3,\)\)",
         ),

@@ -1,6 +1,7 @@
 """The state dict of a pipeline has the names and tensors of the plain model, including ties, and can be loaded."""
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.helpers.pairwise import parametrize_product
 from torch import Tensor, nn
 
 import weft
-from weft.errors import WeftError
+from weft.errors import RunError, WeftError
 from weft.runtime.checkpoint import model_state
 from weft.runtime.weights.parameter_set import ParameterSet
 
@@ -239,7 +240,7 @@ def held(pipe: weft.Pipeline) -> list[tuple[int, ParameterSet]]:
     return [
         (chunk, parameter_set)
         for (_, chunk), built in sorted(pipe._assembly.chunks.items())
-        for holders, parameter_set in zip(built.holders, built.chunk.sets, strict=True)
+        for holders, parameter_set in zip(pipe._assembly.layout.sets[chunk], built.chunk.sets, strict=True)
         if holders
     ]
 
@@ -372,14 +373,16 @@ def states_on_three_ranks() -> list[Any]:
         pipe.step(*batch)
     whole = pipe.state_dict()
     made: list[str] = []
-    own_copy = model_state._own_copy
+    gathered = model_state._gathered
 
-    def counting(assembly: Any, name: str) -> Tensor:
-        made.append(name)
-        return own_copy(assembly, name)
+    def counting(assembly: Any, name: str, **options: Any) -> Tensor:
+        tensor, local = gathered(assembly, name, **options), assembly.chunks.get((0, assembly.layout.homes[name]))
+        if not tensor.is_meta and (local is None or tensor.data_ptr() != local.tensor(name).data_ptr()):
+            made.append(name)
+        return tensor
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_state, "_own_copy", counting)
+        patch.setattr(model_state, "_gathered", counting)
         first = pipe.state_dict(rank0_only=True)
         streamed = {name: tensor.clone() for name, tensor in pipe.iter_state_dict(rank0_only=True)}
         made_for_first = list(made)
@@ -409,3 +412,32 @@ def test_a_state_is_of_one_moment() -> None:
     pipe.step(*batches("mlp", 1)[0])
     with pytest.raises(weft.WeftError, match="take all its tensors before the next step"):
         next(state)
+
+
+def interrupted(count: int) -> list[Any]:
+    """Rank 0 takes some tensors, asks for the state, and takes the rest: what went wrong, and whether all is right."""
+    pipe = pipeline(build("mlp"), stages=None if dist.is_initialized() else 2)
+    expected = pipe.state_dict()
+    state = pipe.iter_state_dict(rank0_only=True)
+    taken, problem = dict(itertools.islice(state, count)), ""
+    if taken and count < len(expected):
+        try:
+            pipe.state_dict(rank0_only=True)
+        except RunError as refused:
+            problem = str(refused)
+        taken |= dict(state)
+    again = pipe.state_dict()
+    pipe.close()
+    return [problem, equal(taken or expected, expected), equal(again, expected)]
+
+
+def test_a_rank_that_leaves_an_iteration_can_not_go_on(launch: Callable[..., list[Any]]) -> None:
+    """Rank 1 still sends the rest of the first state; its tensors would be taken for others of the same shapes."""
+    first, second = launch(interrupted, 2, ranks=2)
+    assert "left iter_state_dict before its last tensor" in first[0]
+    assert first[1:] == second[1:] == [True, True]
+
+
+def test_the_last_tensor_ends_an_iteration(launch: Callable[..., list[Any]]) -> None:
+    count = len(build("mlp").state_dict())
+    assert launch(interrupted, count, ranks=2) == [["", True, True]] * 2

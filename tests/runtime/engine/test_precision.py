@@ -108,6 +108,16 @@ def test_evaluations_and_predictions_read_bf16_weights() -> None:
     assert set(metrics) == {torch.float32}
 
 
+def test_evaluation_after_training_reads_the_newest_weights() -> None:
+    """Not those of older versions, nor those of the last forward."""
+    model, data, inputs = linear(), batches(3), batches(4)[3][0]
+    for name in ("wpipe", "xpipe"):
+        pipe = pipeline(model, schedule=name, **BF16)
+        trained = copy.deepcopy(model)
+        trained.load_state_dict(train(pipe, data))
+        assert torch.equal(pipe.predict(inputs), trained.bfloat16()(inputs.bfloat16()).float())
+
+
 def test_frozen_parameters_keep_their_bits() -> None:
     """They are computed in bf16, too; those that are bf16 already stay so."""
     model = linear()
@@ -192,6 +202,29 @@ def test_distances_are_those_of_rounded_weights() -> None:
     samples = [s for rank in pipe.report().ranks for chunk in rank["chunks"] for s in chunk["samples"]]
     assert samples
     assert {(sample["predicted"], sample["stale"]) for sample in samples} == {(0.0, 0.0)}
+
+
+class Positions(nn.Module):
+    """Adds a table of fp32 numbers."""
+
+    def __init__(self, *, casts: bool) -> None:
+        super().__init__()
+        self.linear, self.casts = nn.Linear(WIDTH, WIDTH), casts
+        self.register_buffer("table", numbers(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.get_buffer("table")
+        found: Tensor = self.linear(x + (table.to(x.dtype) if self.casts else table))
+        return found
+
+
+def test_a_layer_that_mixes_dtypes_is_told_how_not_to() -> None:
+    inputs, targets = batches(1)[0]
+    pipe = pipeline([*linear(3), Positions(casts=False)], **BF16)
+    with pytest.raises(WeftError, match=r"layer 3 mixes dtypes.*self\.table\.to\(x\.dtype\).*bf16-autocast"):
+        pipe.step(inputs, targets)
+    for casts, precision in ((True, "bf16"), (False, "bf16-autocast")):
+        assert pipeline([*linear(3), Positions(casts=casts)], precision=precision).step(inputs, targets)
 
 
 # Refusals

@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
@@ -38,6 +40,7 @@ from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import recompute as engine
 from weft.runtime.engine.in_flight import KeptInputs
 from weft.runtime.tree import unflatten
+from weft.simulate import ChunkCost, Cost
 
 Choice = bool | Literal["layer"]
 
@@ -230,12 +233,19 @@ def test_layers_run_twice_unless_no_gradient_needs_them() -> None:
 
 
 def test_bf16_autocast_is_the_same() -> None:
-    """Inputs of a layer are cast as they are without recompute: once for each use, which sums in fp32."""
+    """Inputs of a layer are cast as they are without recompute: once for each use, so gradients are summed in fp32."""
 
     def mixed(linear: nn.Module, x: Tensor) -> Tensor:
         return functional.layer_norm(linear(x) + torch.tanh(linear(x)) * linear(x), (WIDTH,))
 
-    assert differences(layers(*[mixed] * 6), batches(3), True, "layer", precision="bf16") == []
+    assert differences(layers(*[mixed] * 6), batches(3), True, "layer", precision="bf16-autocast") == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "repeated"])  # spectral_norm has fp32 buffers
+def test_bf16_is_the_same(name: str) -> None:
+    """With fp32 masters, in whose dtype gradients of shared weights are summed."""
+    options: dict[str, Any] = {"precision": "bf16", "schedule": "wpipe", "stages": 1, "balance": [5, 1]}
+    assert differences(MODELS[name](), data_of(name), True, "layer", **options) == []
 
 
 # Controls
@@ -321,6 +331,30 @@ def test_a_layer_in_place_must_not_get_two_views_of_one_tensor() -> None:
         trained(model, batches(1), "layer", stages=1)
 
 
+class Late(nn.Module):
+    """A layer whose output depends on a buffer that changes from its third forward on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+        self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 2:
+            self.get_buffer("scale").add_(0.5)
+        return self.linear(x) * self.scale  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("choice", [True, "layer"])
+def test_a_buffer_that_changes_later_is_refused(choice: Choice) -> None:
+    """Nobody knows its value of before that forward any more."""
+    model = seeded(Late, Late)
+    trained(model, batches(1), False, stages=1)
+    with pytest.raises(WeftError, match=r"Late.scale is a buffer that changes now.*give chunk 0 recompute=False"):
+        trained(model, batches(1), choice, stages=1)
+
+
 def test_layers_pass_on_what_chunks_pass_on() -> None:
     model = layers(step, lambda linear, x: {linear(x)}, lambda linear, values: linear(values.pop()), step)
     assert differences(model, batches(1), True, stages=1) == []
@@ -383,6 +417,10 @@ def test_layers_hold_their_inputs_and_one_graph() -> None:
     assert held_and_peak(model, True, x, y) == (2 * part, whole)
     assert held_and_peak(model, "layer", x, y) == (9 * part, 9 * part + one)
     assert 9 * part + one < whole / 4
+    page = Path(__file__).parents[3] / "docs" / "training.md"
+    figures = [held_and_peak(model, choice, x, y) for choice in (False, True, "layer")]
+    rows = re.findall(r"^\| .*? \| ([\d,]+) KiB.*? \| ([\d,]+) KiB \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert rows == [tuple(f"{nbytes // 1024:,}" for nbytes in row) for row in figures]
 
 
 def real_peak(model: nn.Module, recompute: Choice, batch: Batch) -> int:
@@ -429,6 +467,24 @@ def test_inputs_of_frozen_layers_are_not_held() -> None:
     model.requires_grad_(False)
     model[5].requires_grad_(True)
     assert held_and_peak(model, "layer", x, y)[0] == 2 * x.nbytes
+
+
+@pytest.mark.parametrize("method", ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "wpipe"])
+def test_the_simulated_peak_is_the_measured_one(method: str) -> None:
+    """Of activations alone: the simulator has no other bytes here."""
+    choices: list[Choice] = ["layer", True] if method in ("gpipe", "1f1b", "pipedream", "2bw") else ["layer", True] * 2
+    pipe = pipeline(linear(12), schedule=method, recompute=choices, balance=[12 // len(choices)] * len(choices))
+    for batch in batches(5):
+        pipe.step(*batch)
+    chunks = {number: chunk for worker in pipe._driver.workers for number, chunk in worker.chunks.items()}
+    costs = []
+    for number, choice in enumerate(choices):
+        (counted,) = chunks[number]._known.values()
+        bytes_held = {"activation_bytes": 0.0, "kept_bytes": counted.held, "rebuilt_bytes": counted.rebuilt}
+        costs.append(ChunkCost(**bytes_held, recompute=choice, weight_bytes=0, gradient_bytes=0, optimizer_bytes=0))
+    simulated = weft.simulate(pipe.schedule, Cost(chunks=tuple(costs))).memory
+    measured = [rank["peak_bytes"]["activations"] for rank in pipe.report().ranks]
+    assert measured == [memory.total for memory in simulated]
 
 
 # transformers

@@ -106,6 +106,28 @@ def test_a_share_has_the_values_of_the_whole(first: int) -> None:
     assert all(torch.equal(tensor, whole[name]) for name, tensor in held.items())
 
 
+class Drawn(nn.Sequential):
+    """A parent whose rule fills its children in both ways: in place, and with numbers drawn beside them."""
+
+    def reset_parameters(self) -> None:
+        for layer in self:
+            nn.init.normal_(layer.get_parameter("weight"))
+            with torch.no_grad():
+                layer.get_parameter("bias").copy_(torch.randn(3))
+
+
+@pytest.mark.parametrize("layer", range(3))
+def test_draws_of_a_parent_do_not_depend_on_the_children_that_a_process_holds(layer: int) -> None:
+    def make() -> Drawn:
+        return Drawn(*(nn.Linear(3, 3) for _ in range(3)))
+
+    whole, model = weft.materialize(on_meta(make), seed=1)[layer].state_dict(), on_meta(make)
+    layered = LayeredModel(layers=list(model), root=model, state=model.state_dict(keep_vars=True))
+    share = list(model[layer].parameters())
+    make_tensors(layered, share, own=share, weights=None, open_weights=stored_weights, seed=1)
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in model[layer].state_dict().items())
+
+
 def test_equal_layers_get_different_values() -> None:
     first, second = weft.materialize(on_meta(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))))
     assert not torch.equal(first.weight, second.weight)

@@ -168,7 +168,7 @@ LAUNCHED = [
 ]
 
 
-@pytest.mark.parametrize("case", LAUNCHED, ids=str)
+@pytest.mark.parametrize("case", [LAUNCHED[0], pytest.param(LAUNCHED[1], marks=pytest.mark.slow)], ids=str)
 def test_real_ranks_keep_the_law(launch: Callable[..., list[Any]], case: Case) -> None:
     train = prediction_cases.train if isinstance(case, prediction_cases.Case) else models.train
     for run in launch(train, case, ranks=2):

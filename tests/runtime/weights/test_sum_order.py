@@ -11,7 +11,8 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor, nn
+from tests.helpers.rank_runs import TiedOutput
+from torch import nn
 
 import weft
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
@@ -19,15 +20,6 @@ from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, Pend
 from weft.schedule import METHODS
 
 WIDTH, UPDATES = 4, 5
-
-
-class TiedOutput(nn.Module):
-    def __init__(self, first: nn.Linear) -> None:
-        super().__init__()
-        self.first = first
-
-    def forward(self, value: Tensor) -> Tensor:
-        return value @ self.first.weight
 
 
 def model(*, tied: bool) -> nn.Sequential:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from weft import faults
@@ -11,6 +12,7 @@ from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
 from weft.runtime.assembly.dtypes import check_dtypes
+from weft.runtime.assembly.hooks import check_hooks
 from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
 from weft.runtime.assembly.settings import Settings, check_weights
@@ -18,11 +20,11 @@ from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
 from weft.runtime.engine import PRECISIONS, Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
 from weft.runtime.initial import OpenWeights
-from weft.runtime.partition import chunk_layers, layered_model
+from weft.runtime.partition import LayeredModel, chunk_layers, layered_model
 from weft.runtime.process import give_back_memory
 from weft.runtime.update import cure_for
 from weft.runtime.weights import GradientSync, gradient_sync_for
-from weft.schedule import Program, Schedule, lower, verify_program, write_csv
+from weft.schedule import Program, RecomputeChoice, Schedule, lower, verify_program, write_csv
 
 BUILD = "build the chunks"  # purpose of collective calls
 SAME_OPTIMIZER = (
@@ -71,6 +73,7 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     recompute = resolve.recompute_for(settings, schedule, checkpointing=whole.checkpointing)
     check_weights(program, recompute=recompute, precision=precision)
     check_dtypes(whole, precision)
+    check_hooks(whole, program, precision)
     cure = cure_for(settings.cure, program)
     collectives = resolve.collectives_for(settings)
     device = resolve.device_for(settings.device, whole.state.values(), collectives)
@@ -91,13 +94,8 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
         dtypes=whole.dtypes,
     )
     counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
-    compared = {"schedule": write_csv(schedule)} | settings.compared()
-    compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}
-    compared |= describe_loss(settings.loss_fn)
-    own = {"versions": versions(), "settings": compared, "model": consistency.fingerprint(whole.state)}
-    faults.hit("agreement")
-    consistency.check(collectives.all_gather(own, purpose="compare settings and model"))
-    layout = start_weights(layout_of(whole, counts, program), schedule, collectives, settings, open_weights)
+    _compare_ranks(whole, schedule, settings, recompute, collectives)
+    layout = start_weights(layout_of(whole, counts, program), collectives, settings, open_weights)
     layers = len(whole.layers)
     del whole  # which has the weights of other ranks, too, if it was built for real
     give_back_memory()
@@ -114,22 +112,13 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     local = resolve.local_chunks(schedule, settings.replicas)
     predicts = resolve.prediction_for(program, settings.predict or {})
 
-    def build() -> dict[tuple[int, int], BuiltChunk]:
-        return {
-            (replica, number): build_chunk(
-                layout,
-                number,
-                layers,
-                settings=settings,
-                recompute=recompute[number],
-                compute=compute,
-                predicts=predicts,
-                cure=cure,
-            )
-            for (replica, number), layers in zip(local, layout.layers_of([number for _, number in local]), strict=True)
-        }
+    build = partial(build_chunk, layout, settings=settings, compute=compute, predicts=predicts, cure=cure)
 
-    chunks = collectives.together(build, purpose=BUILD)
+    def build_all() -> dict[tuple[int, int], BuiltChunk]:
+        layers_of = zip(local, layout.layers_of([number for _, number in local]), strict=True)
+        return {place: build(place[1], layers, recompute=recompute[place[1]]) for place, layers in layers_of}
+
+    chunks = collectives.together(build_all, purpose=BUILD)
     sets = [parameters for built in chunks.values() for parameters in built.chunk.sets]
     consistency.check_same(collectives.all_gather(describe_updates(sets), purpose=BUILD), remedy=SAME_OPTIMIZER)
     gradient_sync = gradient_sync_for(
@@ -155,6 +144,22 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     )
 
 
+def _compare_ranks(
+    model: LayeredModel,
+    schedule: Schedule,
+    settings: Settings,
+    recompute: Sequence[RecomputeChoice],
+    collectives: Collectives,
+) -> None:
+    """Refuse different versions, settings and models."""
+    compared = {"schedule": write_csv(schedule)} | settings.compared()
+    compared |= {"recompute": recompute, "predict": dict(settings.predict or {})}
+    compared |= describe_loss(settings.loss_fn)
+    own = {"versions": versions(), "settings": compared, "model": consistency.fingerprint(model.state)}
+    faults.hit("agreement")
+    consistency.check(collectives.all_gather(own, purpose="compare settings and model"))
+
+
 def _driver(
     layout: Layout,
     chunks: Mapping[tuple[int, int], BuiltChunk],
@@ -176,7 +181,7 @@ def _driver(
                 replica=replica,
                 programs=list(programs.values()),
                 chunks={number: built.chunk for number, built in own.items()},
-                set_programs={n: [kinds.index(holders) for holders in built.holders] for n, built in own.items()},
+                set_programs={n: [kinds.index(holders) for holders in layout.sets[n]] for n in own},
                 gradient_sync=gradient_sync,
                 inbox=transport.inbox(number),
                 send=transport.sender(number),

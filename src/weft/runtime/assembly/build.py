@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from weft.runtime.assembly.layout import Holders, Layout
+from weft.runtime.assembly.layout import Entry, Layout
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import Chunk, ComputeSettings
-from weft.runtime.partition import named_tensors
+from weft.runtime.partition import Place, named_tensors
 from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
-from weft.runtime.weights import FrozenWeights, ParameterSet, Place
+from weft.runtime.weights import ParameterSet, RoundedVersions
 from weft.schedule import Op, Program, RecomputeChoice
 
 
 @dataclass(kw_only=True)
 class BuiltChunk:
-    """A chunk in this process: the holders of each of its parameter sets, and where each name is.
+    """A chunk in this process, and where each name is.
 
     `masters` has the names of parameters that passes read in another dtype.
     """
 
     chunk: Chunk
-    holders: list[Holders]
     state: dict[str, Place]
-    masters: dict[str, Tensor]
+    masters: dict[str, Parameter]
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of a name; in a drained pipeline, its newest version. Whoever writes to it calls `refresh`."""
@@ -44,6 +43,14 @@ class BuiltChunk:
             self.chunk.frozen.refresh()
 
 
+class _Member(NamedTuple):
+    """A parameter of a chunk, and all its places."""
+
+    parameter: Parameter
+    entry: Entry
+    places: list[Place]
+
+
 def build_chunk(
     layout: Layout,
     number: int,
@@ -56,23 +63,10 @@ def build_chunk(
     cure: Cure,
 ) -> BuiltChunk:
     """Build one chunk on its device."""
-    sets: dict[Holders, dict[int, tuple[list[str], list[Place]]]] = defaultdict(dict, {(): {}})
-    frozen: dict[int, tuple[Parameter, list[Place]]] = {}
-    state: dict[str, Place] = {}
-    masters: dict[str, Tensor] = {}
-    dtypes: dict[int, torch.dtype] = {}  # of what passes read
     move_layers(layers, compute.device)
-    for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
-        for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
-            state |= dict.fromkeys(entry.names, (owner, attribute))
-            if entry.trained:
-                member = sets[entry.holders].setdefault(id(tensor), (entry.names, []))
-                member[1].append((owner, attribute))
-            elif isinstance(tensor, Parameter) and entry.dtype != tensor.dtype:
-                frozen.setdefault(id(tensor), (tensor, []))[1].append((owner, attribute))
-            if id(tensor) in frozen or (entry.trained and compute.precision.weights is not None):
-                masters |= dict.fromkeys(entry.names, tensor)
-                dtypes[id(tensor)] = entry.dtype
+    state, members = _members(layout, number, layers)
+    trained = [member for member in members if member.entry.trained]
+    frozen = [member for member in members if not member.entry.trained and member.entry.dtype != member.parameter.dtype]
     chunk = Chunk(
         number=number,
         first_layer=layout.ranges[number].start,
@@ -82,30 +76,48 @@ def build_chunk(
         compute=compute,
         backward_reads_other_weights=layout.programs[()].schedule.weights.backward == "newest",
     )
-    for holders in sorted(sets):
-        members = list(sets[holders].items())
+    rounds = compute.precision.weights is not None
+    for holders in layout.sets[number]:
+        in_set = [member for member in trained if member.entry.holders == holders]
         if holders:  # every holder adds up the same parameters in the same order
-            members.sort(key=lambda member: member[1][0])
+            in_set.sort(key=lambda member: member.entry.names)
         program = layout.programs[holders]
         chunk.sets.append(
             ParameterSet(
-                names=[names[0] for _, (names, _) in members],
-                places=[places for _, (_, places) in members],
+                names=[member.entry.names[0] for member in in_set],
+                places=[member.places for member in in_set],
                 stashes=_stashes(program, number),
                 optimizer=settings.optimizer,
                 lr_scheduler=settings.lr_scheduler,
                 predicts=predicts if _predicts(program, number) else None,
                 cure=cure,
                 delay=mean_delay(program, number),
-                dtypes=None if compute.precision.weights is None else [dtypes[tensor] for tensor, _ in members],
+                dtypes=[member.entry.dtype for member in in_set] if rounds else None,
             )
         )
         if predicts is not None:  # every rank refuses an optimizer, even one that predicts nothing
             check_rule(chunk.sets[-1].optimizer, predicts)
-    if frozen:
-        parameters, places = zip(*frozen.values(), strict=True)
-        chunk.frozen = FrozenWeights(parameters, places, [dtypes[id(parameter)] for parameter in parameters])
-    return BuiltChunk(chunk=chunk, holders=sorted(sets), state=state, masters=masters)
+    if frozen:  # rounded once; `state_dict` and checkpoints keep every bit of the model
+        dtypes = [member.entry.dtype for member in frozen]
+        chunk.frozen = RoundedVersions([member.parameter for member in frozen], dtypes=dtypes)
+        for leaf, member in zip(chunk.frozen.read(0), frozen, strict=True):
+            for place in member.places:
+                setattr(*place, leaf)
+    rounded = [*trained, *frozen] if rounds else []
+    masters = {name: member.parameter for member in rounded for name in member.entry.names}
+    return BuiltChunk(chunk=chunk, state=state, masters=masters)
+
+
+def _members(layout: Layout, number: int, layers: list[nn.Module]) -> tuple[dict[str, Place], list[_Member]]:
+    """Where each name of a chunk is, and its parameters."""
+    state: dict[str, Place] = {}
+    members: dict[int, _Member] = {}
+    for entries, layer in zip((layout.entries[layer] for layer in layout.ranges[number]), layers, strict=True):
+        for entry, (owner, attribute, tensor) in zip(entries, named_tensors(layer), strict=True):
+            state |= dict.fromkeys(entry.names, (owner, attribute))
+            if isinstance(tensor, Parameter):
+                members.setdefault(id(tensor), _Member(tensor, entry, [])).places.append((owner, attribute))
+    return state, list(members.values())
 
 
 def move_layers(layers: list[nn.Module], device: torch.device) -> None:

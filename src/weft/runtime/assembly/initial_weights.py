@@ -7,44 +7,40 @@ weights, or none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
 from weft.runtime.assembly.layout import Layout
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.comm import Collectives
-from weft.runtime.initial import OpenWeights, drop_values, make_tensors, places_of
+from weft.runtime.initial import OpenWeights, drop_values, make_tensors, places_of, without_values
 from weft.runtime.partition import named_tensors
-from weft.schedule import Schedule
 
 START = "share the initial weights"  # purpose of collective calls
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shared:
+class _Shared(NamedTuple):
     """A tensor of the model, and the ranks that hold it; the first one decides its values."""
 
     tensor: Tensor
-    ranks: tuple[int, ...]
+    ranks: list[int]
 
 
-def start_weights(
-    layout: Layout, schedule: Schedule, collectives: Collectives, settings: Settings, open_weights: OpenWeights
-) -> Layout:
+def start_weights(layout: Layout, collectives: Collectives, settings: Settings, open_weights: OpenWeights) -> Layout:
     """Give the tensors that this process holds their initial values, in the model's own modules.
 
-    Tensors that only other processes hold are moved to the meta device, also in the user's model.
+    Tensors that only other processes hold are moved to the meta device, also in the user's model. Of the layout's state
+    only dtypes and shapes stay, except tensors that no layer uses.
     """
-    model = layout.model
-    shared = _shared_tensors(layout, schedule, settings.replicas if collectives.world > 1 else 1)
-    held = [entry for entry in shared if collectives.rank in entry.ranks or collectives.world == 1]
-    own = [entry.tensor for entry in held if entry.ranks[0] == collectives.rank or collectives.world == 1]
+    model, rank = layout.model, collectives.rank
+    held = [entry for entry in _shared_tensors(layout, settings.replicas, collectives.world) if rank in entry.ranks]
     now = collectives.together(
         lambda: make_tensors(
             model,
             [entry.tensor for entry in held],
-            own=own,
+            own=[entry.tensor for entry in held if entry.ranks[0] == rank],
             weights=settings.weights,
             open_weights=open_weights,
             seed=settings.seed,
@@ -56,14 +52,18 @@ def start_weights(
         if others:
             collectives.hand_out(now[id(entry.tensor)], first, others, purpose=START)
     drop_values(model.layers, now.values(), places_of([model.root, *model.layers]))
-    state = {name: now.get(id(tensor), tensor) for name, tensor in model.state.items()}
-    return replace(layout, model=replace(model, state=state)).with_meta_state()
+    state = {
+        name: without_values(tensor, "meta") if name in layout.homes else now[id(tensor)]
+        for name, tensor in model.state.items()
+    }
+    return replace(layout, model=replace(model, state=state))
 
 
-def _shared_tensors(layout: Layout, schedule: Schedule, replicas: int) -> list[_Shared]:
+def _shared_tensors(layout: Layout, replicas: int, world: int) -> list[_Shared]:
     """All tensors of the model, in one order on every rank; those that no layer uses belong to every rank."""
+    schedule = layout.programs[()].schedule
     tensors: dict[int, Tensor] = {}
-    holders: dict[int, list[int]] = {}
+    holders: dict[int, list[int]] = {}  # ranks of a replica
     for chunk, layers in enumerate(layout.ranges):
         for layer in layers:
             for _, _, tensor in named_tensors(layout.model.layers[layer]):
@@ -73,14 +73,10 @@ def _shared_tensors(layout: Layout, schedule: Schedule, replicas: int) -> list[_
         if id(tensor) not in tensors:
             tensors[id(tensor)] = tensor
             holders[id(tensor)] = list(range(schedule.stages))
+    if world == 1:  # virtual ranks
+        return [_Shared(tensor, [0]) for tensor in tensors.values()]
+    firsts = range(0, replicas * schedule.stages, schedule.stages)
     return [
-        _Shared(
-            tensor=tensor,
-            ranks=tuple(
-                dict.fromkeys(
-                    replica * schedule.stages + rank for replica in range(replicas) for rank in holders[number]
-                )
-            ),
-        )
+        _Shared(tensor, list(dict.fromkeys(first + rank for first in firsts for rank in holders[number])))
         for number, tensor in tensors.items()
     ]

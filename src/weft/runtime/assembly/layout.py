@@ -72,19 +72,9 @@ class Layout:
             taken |= parts
         return result
 
-    def with_meta_state(self) -> Layout:
-        """The same layout, of whose state only dtypes and shapes stay; except tensors that no layer uses."""
-        state = {name: _on_meta(tensor) if name in self.homes else tensor for name, tensor in self.model.state.items()}
-        return replace(self, model=replace(self.model, state=state))
-
     def without_layers(self) -> Layout:
         """The layout for the rest of the run: other ranks' layers can go."""
         return replace(self, model=replace(self.model, layers=[], root=nn.Module()))
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    return Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, Parameter) else empty
 
 
 def layout_of(model: LayeredModel, counts: Sequence[int], program: Program) -> Layout:

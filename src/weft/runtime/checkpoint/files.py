@@ -30,7 +30,7 @@ from weft.errors import StorageError, WeftError, one_line, remedy_for
 from weft.output import sync
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, decode
 from weft.runtime.process import status
-from weft.runtime.storage import FileWriter, TensorFile, write_safetensors
+from weft.runtime.storage import FileWriter, Form, TensorFile, stored_form, write_safetensors
 from weft.runtime.tensors import as_real
 
 FORMAT, VERSION = "weft checkpoint", 1
@@ -155,9 +155,10 @@ class Checkpoint:
                 self.refuse(file, f"is not a safetensors file ({one_line(problem)})")
         return self._files[file]
 
-    def form(self, key: str) -> list[Any]:
+    def form(self, key: str) -> Form:
         """The dtype and shape of a tensor."""
-        return list(self._places[key][1:])
+        _, dtype, shape = self._places[key]
+        return getattr(torch, dtype), tuple(shape)
 
     def tensor(self, key: str) -> Tensor:
         """A tensor, in memory of its own."""
@@ -169,13 +170,13 @@ class Checkpoint:
         """A tensor of the same dtype and shape, of zeros that take no memory."""
         self.check(key)
         dtype, shape = self.form(key)
-        return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
+        return torch.zeros((), dtype=dtype).expand(shape)
 
     def read_into(self, key: str, tensor: Tensor) -> None:
         """Read a tensor into one of the same shape."""
         self.check(key)
         file = self._places[key][0]
-        real = as_real(tensor) if self.form(key)[0].startswith("complex") else tensor
+        real = as_real(tensor) if self.form(key)[0].is_complex else tensor
         with self._reading(file):
             self.opened(file).read_into(key, real)
 
@@ -186,9 +187,8 @@ class Checkpoint:
         file, stored = self._places[key][0], self.opened(self._places[key][0])
         if key not in stored.names():
             self.refuse(file, f"has no {key}")
-        dtype, shape = stored.form(key)
-        found, expected = [str(dtype).removeprefix("torch."), list(shape)], self.form(key)
-        if found != _real_form(expected):
+        found, expected = stored.form(key), self.form(key)
+        if found != stored_form(expected):
             self.refuse(file, f"has another {key} ({described(found)}, saved: {described(expected)})")
 
 
@@ -273,16 +273,9 @@ def _with_checksum(content: dict[str, Any]) -> str:
     return json.dumps(content | {"sha256": checksum}, indent=1) + "\n"
 
 
-def form_of(tensor: Tensor) -> list[Any]:
-    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _real_form(form: list[Any]) -> list[Any]:
-    """The form in which a tensor is stored: a complex one as pairs of real numbers."""
-    parts = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
-    dtype, shape = form
-    return [parts[dtype], [*shape, 2]] if dtype in parts else form
-
-
-def described(form: list[Any]) -> str:
-    return f"{form[0]} {tuple(form[1])}"
+def described(form: Form) -> str:
+    return f"{dtype_name(form[0])} {form[1]}"

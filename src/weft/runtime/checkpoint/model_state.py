@@ -25,56 +25,31 @@ def iter_state_dict(
 def _tensors(
     assembly: Assembly, begin: object, moment: Callable[[], object], *, rank0_only: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    layout = assembly.layout
-    wanted = assembly.collectives.first or not rank0_only
-    for name, tensor in layout.model.state.items():
+    state, homes = assembly.layout.model.state, assembly.layout.homes
+    for name, tensor in state.items():
         if moment() != begin:
             raise WeftError("the state of a pipeline is of one moment; take all its tensors before the next step")
-        if name not in layout.homes:  # no layer uses it
-            if wanted:
-                yield name, tensor.detach().clone()
-        elif not rank0_only:
-            yield name, _gathered(assembly, name)
-        elif wanted:
-            yield name, _received(assembly, name)
-        else:
-            _send(assembly, name)
+        # no layer uses the others
+        copy = _gathered(assembly, name, rank0_only=rank0_only) if name in homes else tensor.detach().clone()
+        if assembly.collectives.first or not rank0_only:
+            yield name, copy
 
 
-def _gathered(assembly: Assembly, name: str) -> Tensor:
-    """A copy of one tensor of the model's state, from the first replica, on every rank."""
-    tensor = _own_copy(assembly, name)
-    purpose, rank = f"gather {name} of the model's state", _rank_of(assembly, name)
-    assembly.collectives.broadcast(tensor, rank, purpose=purpose)
-    return tensor
-
-
-def _received(assembly: Assembly, name: str) -> Tensor:
-    """A copy of one tensor, on the first rank."""
-    tensor = _own_copy(assembly, name)
-    if (rank := _rank_of(assembly, name)) != assembly.collectives.rank:
-        assembly.collectives.hand_out(tensor, rank, [0], purpose=f"send {name}")
-    return tensor
-
-
-def _send(assembly: Assembly, name: str) -> None:
-    """Send one tensor to the first rank, if this one holds it."""
-    if (rank := _rank_of(assembly, name)) == assembly.collectives.rank:
-        tensor = assembly.chunks[0, assembly.layout.homes[name]].tensor(name)
-        assembly.collectives.hand_out(tensor, rank, [0], purpose=f"send {name}")
-
-
-def _own_copy(assembly: Assembly, name: str) -> Tensor:
-    """A copy of a tensor on the host; where another rank holds it, only memory for it."""
-    local = assembly.chunks.get((0, assembly.layout.homes[name]))
+def _gathered(assembly: Assembly, name: str, *, rank0_only: bool = False) -> Tensor:
+    """A copy of one tensor of the model's state, from the first replica: on every rank, or on rank 0 alone."""
+    collectives, home = assembly.collectives, assembly.layout.homes[name]
+    holder, local = assembly.schedule.placement[home], assembly.chunks.get((0, home))
+    purpose, wanted = f"gather {name} of the model's state", collectives.first or not rank0_only
     if local is None:
-        return torch.empty_like(assembly.layout.model.state[name], device="cpu", requires_grad=False)
-    return local.tensor(name).detach().to("cpu", copy=True)
-
-
-def _rank_of(assembly: Assembly, name: str) -> int:
-    """The rank of the first replica that holds a tensor first."""
-    return assembly.schedule.placement[assembly.layout.homes[name]]
+        like, device = assembly.layout.model.state[name], "cpu" if wanted else "meta"
+        tensor = torch.empty_like(like, device=device, requires_grad=False)
+    else:
+        tensor = local.tensor(name).detach().to("cpu", copy=wanted)
+    if not rank0_only:
+        collectives.broadcast(tensor, holder, purpose=purpose)
+    elif holder != 0:
+        collectives.hand_out(tensor, holder, [0], purpose=purpose)
+    return tensor
 
 
 @torch.no_grad()

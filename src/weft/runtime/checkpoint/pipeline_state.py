@@ -20,7 +20,15 @@ from torch import Tensor
 from weft import faults
 from weft.errors import Diverged, StorageError, WeftError
 from weft.runtime.assembly import Assembly, BuiltChunk, Layout
-from weft.runtime.checkpoint.files import Checkpoint, begin, described, finish, form_of, refusing_errors, write_tensors
+from weft.runtime.checkpoint.files import (
+    Checkpoint,
+    begin,
+    described,
+    dtype_name,
+    finish,
+    refusing_errors,
+    write_tensors,
+)
 from weft.runtime.checkpoint.optimizer_state import IncompatibleCheckpoint, SavedSets, decode, encode, state_of
 from weft.runtime.engine import Completed
 from weft.runtime.process import progress, status
@@ -85,11 +93,11 @@ def _write_chunks(part: Path, assembly: Assembly) -> dict[str, Any]:
     first_replica = {number: built for (replica, number), built in assembly.chunks.items() if replica == 0}
     for number, built in first_replica.items():
         tensors = {f"model/{name}": _tensor(layout, built, name) for name in _own_names(layout, number)}
-        for holders, parameters in zip(built.holders, built.chunk.sets, strict=True):
+        for holders, parameters in zip(layout.sets[number], built.chunk.sets, strict=True):
             if parameters.optimizer is not None and number == min(holders, default=number):  # tied ones once
                 sets.append(state_of(parameters, tensors))
         file = part / f"chunk-{number:03}.safetensors"
-        places |= {key: [file.name, *form_of(tensor)] for key, tensor in tensors.items()}
+        places |= {key: [file.name, dtype_name(tensor.dtype), list(tensor.shape)] for key, tensor in tensors.items()}
         files[file.name] = write_tensors(file, tensors)
     skipped = {str(worker.number): worker.completions.skipped for worker in assembly.driver.workers}
     return {"files": files, "tensors": places, "sets": sets, "skipped": skipped}
@@ -197,7 +205,8 @@ def _check_model(checkpoint: Checkpoint, layout: Layout) -> None:
             raise IncompatibleCheckpoint(f"the model {'saved' if name in names else 'here'} has no {name}")
         if saved[name] != f"model/{names[name]}":
             raise IncompatibleCheckpoint(f"{name} is tied to another name in the model that was saved")
-        here, there = form_of(layout.model.state[name]), checkpoint.form(saved[name])
+        tensor, there = layout.model.state[name], checkpoint.form(saved[name])
+        here = tensor.dtype, tuple(tensor.shape)
         if here != there:
             raise IncompatibleCheckpoint(f"{name} is {described(here)} in the model here, saved: {described(there)}")
 

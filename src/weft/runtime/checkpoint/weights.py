@@ -6,7 +6,6 @@ import os
 from collections.abc import KeysView
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from weft.errors import WeftError
@@ -36,8 +35,7 @@ class CheckpointWeights:
     def form(self, name: str) -> Form:
         """The dtype and shape of a tensor."""
         with refusing_errors(self._checkpoint):
-            dtype, shape = self._checkpoint.form(self._key(name))
-            return getattr(torch, dtype), tuple(shape)
+            return self._checkpoint.form(self._key(name))
 
     def read_into(self, name: str, tensor: Tensor) -> None:
         """Read a tensor into one of the same shape, of any dtype and on any device."""

@@ -6,9 +6,11 @@ Reading and setting its state does not make the host wait: a generator is a seed
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,12 +66,18 @@ class _ModuleGenerator:
 
 @contextlib.contextmanager
 def random_state_restored(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the generators of some devices, and the CPU's, afterwards; no other device is touched."""
+    """Restore the generators of some devices, the CPU, Python and NumPy afterwards; no other device is touched.
+
+    For code of users and of others, which may use any of them.
+    """
     others = {device for device in devices if device.type not in ("cpu", "meta")}
     generators = [torch.default_generator, *(device_generator(device) for device in others)]
     states = [generator.get_state() for generator in generators]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

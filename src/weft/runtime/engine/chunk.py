@@ -20,9 +20,9 @@ from weft.runtime.engine.randomness import Seeds, mix
 from weft.runtime.engine.recompute import Recompute, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
-from weft.runtime.partition import call_layer, named_tensors
+from weft.runtime.partition import call_layer, layer_input, named_tensors
 from weft.runtime.tree import flatten, unflatten
-from weft.runtime.weights import FrozenWeights, Leaves, ParameterSet
+from weft.runtime.weights import Leaves, ParameterSet, RoundedVersions
 from weft.schedule import RecomputeChoice
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
@@ -42,10 +42,6 @@ class ComputeSettings:
     device: torch.device
     uploads: Uploads
 
-    def computing(self) -> contextlib.AbstractContextManager[Any]:
-        """For use around layers and loss."""
-        return self.precision.computing(self.device)
-
 
 @dataclass(kw_only=True)
 class Chunk:
@@ -59,7 +55,7 @@ class Chunk:
     compute: ComputeSettings
     backward_reads_other_weights: bool = False  # backwards are at other weights than their forwards
     sets: list[ParameterSet] = field(default_factory=list)
-    frozen: FrozenWeights | None = None  # where passes read others than the model's
+    frozen: RoundedVersions | None = None  # parameters that are not trained, and read in another dtype
     in_flight: dict[int, InFlight] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -132,15 +128,19 @@ class Chunk:
     def _layers_of(self, in_flight: InFlight, segment: Segment, value: Any) -> Any:
         compute, place = self.compute, (self.compute.seed, in_flight.minibatch, in_flight.microbatch)
         value = _copy_of(value) if segment.copies_input else value
-        with compute.computing():
+        with compute.precision.computing(compute.device):
             for number, layer in enumerate(segment.layers, segment.first_layer):
                 compute.seeds.set(mix(*place, number))
-                value = call_layer(layer, compute.precision.layer_input(layer, value))
+                try:
+                    value = call_layer(layer, layer_input(layer, value, compute.precision.weights))
+                except RuntimeError as problem:
+                    compute.precision.explain(problem, number)
+                    raise
         return compute.precision.model_output(value) if segment.computes_loss else value
 
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:
         compute = self.compute
-        with compute.computing():
+        with compute.precision.computing(compute.device):
             compute.seeds.set(mix(compute.seed, in_flight.minibatch, in_flight.microbatch, compute.layers))
             loss = compute.loss_fn(value, in_flight.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():

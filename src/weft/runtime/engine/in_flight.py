@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from weft.runtime.engine.split_backward import SplitBackward
+from weft.runtime.partition import Place
 from weft.runtime.tree import Skeleton, flatten, unflatten
-from weft.runtime.weights import Leaves, Place
+from weft.runtime.weights import Leaves
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class KeptInputs:
         """The inputs, in a new graph."""
         if not self.wanted:
             return unflatten(self.skeleton, self.tensors)
-        entered = _Entry.apply(self, *self.wanted)  # type: ignore[no-untyped-call]
+        entered = _SegmentInputs.apply(self, *self.wanted)  # type: ignore[no-untyped-call]
         inside = dict(zip(map(id, self.wanted), entered, strict=True))
         return unflatten(self.skeleton, [inside.get(id(tensor), tensor) for tensor in self.tensors])
 
@@ -61,7 +62,7 @@ class KeptInputs:
         return self.versions != [tensor._version for tensor in self.tensors]
 
 
-class _Entry(torch.autograd.Function):
+class _SegmentInputs(torch.autograd.Function):
     """The beginning of a segment's graph. It keeps the gradients of the inputs just as they arrive.
 
     A leaf of autograd would get its gradient in another layout, and autocast would cast it once for all its uses.

@@ -11,15 +11,15 @@ bf16-autocast   in fp32 weights, cast to bf16 by autocast where an operator gain
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from weft.runtime.partition import takes_any_dtype
-from weft.runtime.tree import map_tensors
+from weft.errors import WeftError, one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +35,18 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self.autocast)
 
-    def layer_input(self, layer: nn.Module, value: Any) -> Any:
-        """What a layer is given: floating-point tensors in the dtype of its weights."""
-        return map_tensors(self._narrow, value) if self.weights is not None and takes_any_dtype(layer) else value
-
     def model_output(self, value: Any) -> Any:
         """What loss and metrics are given; a model may return types that no message can hold."""
         return value if self.weights is None else tree_map(self._widen, value)
 
-    def _narrow(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.weights) if tensor.is_floating_point() else tensor
+    def explain(self, problem: RuntimeError, layer: int) -> None:
+        """Raise an error with a remedy if a layer has failed because it mixes dtypes."""
+        if self.weights is not None and re.search("dtype|scalar type", str(problem)):
+            raise WeftError(
+                f"layer {layer} mixes dtypes, because its weights and inputs are bf16 and its buffers are not "
+                f"({one_line(problem)}); cast them in its forward, such as x + self.table.to(x.dtype), or use "
+                'precision="bf16-autocast"'
+            ) from problem
 
     def _widen(self, leaf: Any) -> Any:
         return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == self.weights else leaf

@@ -21,14 +21,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from weft.errors import WeftError
 from weft.runtime.engine.held_bytes import ByteCount, NoCount
 from weft.runtime.engine.in_flight import InFlight, KeptInputs
-from weft.runtime.partition import named_tensors
+from weft.runtime.partition import Place
 from weft.runtime.tree import flatten
-from weft.runtime.weights import Leaves, ParameterSet, Place
+from weft.runtime.weights import Leaves, ParameterSet
 
 
 class Segment:
@@ -36,16 +35,17 @@ class Segment:
 
     def __init__(self, layers: Sequence[nn.Module], *, first_layer: int, computes_loss: bool) -> None:
         self.layers, self.first_layer, self.computes_loss = layers, first_layer, computes_loss
-        self.modules = {module for layer in layers for module in layer.modules()}
+        self.modules = dict.fromkeys(module for layer in layers for module in layer.modules())
         self.copies_input = any(getattr(module, "inplace", False) is True for module in self.modules)
         self.changing: set[Place] = set()  # buffers that a forward changes
 
     def buffers(self) -> dict[Place, Tensor]:
+        """All of them, which `named_buffers` would take long to find for each micro-batch."""
         return {
-            (owner, name): tensor
-            for layer in self.layers
-            for owner, name, tensor in named_tensors(layer)
-            if not isinstance(tensor, Parameter)
+            (module, name): buffer
+            for module in self.modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None
         }
 
 
@@ -101,16 +101,21 @@ class Recompute:
         return kept
 
     def _run_and_keep_buffers(self, in_flight: InFlight, segment: Segment, kept: KeptInputs, *, certain: bool) -> Any:
-        """Keep the buffers that a forward changes as they were before it; `certain`: compare values, not versions."""
+        """Keep the buffers that a forward changes as they were before it; `certain`: compare values, too."""
         buffers = segment.buffers()
         before = {where: buffers[where].clone() for where in (buffers if certain else segment.changing)}
         versions = {where: (id(buffer), buffer._version) for where, buffer in buffers.items()}
         value = self._run(in_flight, segment, kept.enter())
+        now = segment.buffers()
+        changed = {where for where, old in versions.items() if (id(now[where]), now[where]._version) != old}
         if certain:
-            changed = {where for where, old in before.items() if not torch.equal(old, getattr(*where))}
-        else:
-            now = segment.buffers()
-            changed = {where for where, old in versions.items() if (id(now[where]), now[where]._version) != old}
+            changed |= {where for where, old in before.items() if not torch.equal(old, now[where])}
+        for owner, name in changed - before.keys():
+            raise WeftError(
+                f"{type(owner).__name__}.{name} is a buffer that changes now and did not in the first forward, so "
+                f"nothing kept it for a recompute; write to it in every forward, or give chunk {self._chunk} "
+                "recompute=False"
+            )
         segment.changing |= changed
         kept.buffers = {where: before[where] for where in segment.changing if where in before}
         return value

@@ -3,9 +3,8 @@
 `make_tensors` reads or initializes what one process holds; `drop_values` frees what it does not hold.
 """
 
-from weft.runtime.initial.initialize import Initializer
 from weft.runtime.initial.materialize import OpenWeights, Weights, make_tensors
 from weft.runtime.initial.on_meta import on_meta
-from weft.runtime.initial.places import drop_values, places_of
+from weft.runtime.initial.places import drop_values, places_of, without_values
 
-__all__ = ["Initializer", "OpenWeights", "Weights", "drop_values", "make_tensors", "on_meta", "places_of"]
+__all__ = ["OpenWeights", "Weights", "drop_values", "make_tensors", "on_meta", "places_of", "without_values"]

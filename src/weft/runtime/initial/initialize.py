@@ -7,12 +7,10 @@ also compute its buffers; then the user's function.
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,26 +23,31 @@ RESETS = ("reset_parameters", "_reset_parameters")
 
 
 def initialize(
-    root: nn.Module, tensors: Mapping[str, Tensor], *, seed: int, function: Initializer | None = None
+    root: nn.Module,
+    names: Iterable[str],
+    tensors: Mapping[str, Tensor],
+    *,
+    seed: int,
+    function: Initializer | None = None,
 ) -> set[str]:
-    """Initialize tensors of a model, by name; returns the names of those that something has written to."""
-    wanted = {id(tensor) for tensor in tensors.values()}
+    """Initialize some of a model's tensors, by name; returns the names of those that something has written to."""
+    wanted = {id(tensors[name]) for name in names}
     modules = [
         (name, module, rule)
         for name, module, rule in _children_first(root, "", None, set())
         if any(id(tensor) in wanted for tensor in (*module.parameters(), *module.buffers()))
     ]
     mode = SeededInitialization(seed, tensors)
-    with _generators_restored(), torch.no_grad(), mode:
+    with random_state_restored([]), torch.no_grad(), mode:
         for name, module, _ in modules:
-            if (reset := next((getattr(module, name) for name in RESETS if hasattr(module, name)), None)) is not None:
-                _run(reset, (), mode, name, module)
+            if reset := next((attribute for attribute in RESETS if hasattr(module, attribute)), None):
+                _run(getattr(module, reset), mode, name, module)
         for name, module, rule in modules:
             if rule is not None:
-                _run(rule, (module,), mode, name, module)
-        for name, module, _ in modules if function is not None else ():
-            assert function is not None
-            _run(function, (module,), mode, name, module)
+                _run(partial(rule, module), mode, name, module)
+        if function is not None:
+            for name, module, _ in modules:
+                _run(partial(function, module), mode, name, module)
     return mode.written
 
 
@@ -62,10 +65,10 @@ def _children_first(
     yield name, module, rule
 
 
-def _run(rule: Callable[..., Any], args: tuple[Any, ...], mode: SeededInitialization, name: str, module: Any) -> None:
+def _run(rule: Callable[[], Any], mode: SeededInitialization, name: str, module: nn.Module) -> None:
     mode.begin(name)
     try:
-        rule(*args)
+        rule()
     except WeftError:
         raise
     except Exception as problem:
@@ -73,14 +76,3 @@ def _run(rule: Callable[..., Any], args: tuple[Any, ...], mode: SeededInitializa
             f"{name or 'the model'} ({type(module).__name__}) can't be initialized on the rank that holds it "
             f"({one_line(problem)}); give weights= a file, or a function that initializes each module by itself"
         ) from problem
-
-
-@contextlib.contextmanager
-def _generators_restored() -> Iterator[None]:
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with random_state_restored([]):
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)

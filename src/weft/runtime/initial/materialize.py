@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.initial.initialize import Initializer, initialize
-from weft.runtime.initial.places import Place, check_attributes, places_of, replace
-from weft.runtime.partition import LayeredModel
+from weft.runtime.initial.places import check_attributes, places_of, replace_by_empty
+from weft.runtime.partition import LayeredModel, Place
 from weft.runtime.storage import TensorSource
 
 Weights: TypeAlias = "str | os.PathLike[str] | TensorSource | Initializer | None"
@@ -60,14 +60,15 @@ def make_tensors(
         _Member(
             name=names[key][0],
             before=tensor,
-            now=replace(tensor, "cpu", places[key]) if tensor.is_meta else tensor,
+            now=replace_by_empty(tensor, "cpu", places[key]) if tensor.is_meta else tensor,
             own=key in owned,
         )
         for key, tensor in distinct.items()
     ]
     new = [member for member in members if member.own and member.before.is_meta and id(member.before) not in found]
     try:
-        _initialize(model.root, new, places, seed=seed, function=function)
+        others = {names[key][0]: getattr(*found[0]) for key, found in places.items()}
+        _initialize(model.root, new, others, places, seed=seed, function=function)
         for member in members:
             if source is not None and id(member.before) in found:
                 with torch.no_grad():
@@ -119,11 +120,16 @@ def _find(
         possible = [other for name in names[id(tensor)] for other in (name, name.removeprefix(prefix), prefix + name)]
         known = [name for name in possible if name in there]
         if known:
-            _, shape = source.form(known[0])
+            dtype, shape = source.form(known[0])
             if tuple(shape) != tuple(tensor.shape):
                 raise WeftError(
                     f"{known[0]} has another shape in {source} (model: {tuple(tensor.shape)}, there: {tuple(shape)}); "
                     "give weights= those of this model"
+                )
+            if _is_float(dtype) != _is_float(tensor.dtype):
+                raise WeftError(
+                    f"{known[0]} is {tensor.dtype} in the model and {dtype} in {source}; give weights= those of this "
+                    "model, not quantized ones"
                 )
             found[id(tensor)] = known[0]
         elif names[id(tensor)][0] in model.state and not optional.intersection(names[id(tensor)]):
@@ -133,22 +139,29 @@ def _find(
     return found
 
 
+def _is_float(dtype: torch.dtype) -> bool:
+    """Floating-point numbers are converted to one another; integers in their place would be quantized ones."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 @torch.no_grad()
 def _initialize(
     root: nn.Module,
     members: Sequence[_Member],
+    others: dict[str, Tensor],
     places: dict[int, list[Place]],
     *,
     seed: int,
     function: Initializer | None,
 ) -> None:
-    """Initialize new tensors, and refuse those that nothing has initialized."""
+    """Initialize new tensors, among others of the model; refuse those that nothing has initialized."""
     if not members:
         return
     for member in members:
         if member.now.is_floating_point() or member.now.is_complex():
             member.now.fill_(float("nan"))
-    written = initialize(root, {member.name: member.now for member in members}, seed=seed, function=function)
+    tensors = {member.name: member.now for member in members}
+    written = initialize(root, list(tensors), others | tensors, seed=seed, function=function)
     for member in members:
         name, now = member.name, member.now
         for owner, attribute in places[id(member.before)]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from weft.errors import WeftError
-from weft.runtime.partition import named_tensors
-
-Place: TypeAlias = "tuple[nn.Module, str]"
+from weft.runtime.partition import Place, named_tensors
 
 
 def places_of(modules: Iterable[nn.Module]) -> dict[int, list[Place]]:
@@ -24,12 +21,18 @@ def places_of(modules: Iterable[nn.Module]) -> dict[int, list[Place]]:
     return {number: list(found.values()) for number, found in places.items()}
 
 
-def replace(tensor: Tensor, device: torch.device | str, places: Iterable[Place]) -> Tensor:
-    """Put a tensor of the same form on a device, without values, into all places of another one."""
+def without_values(tensor: Tensor, device: str) -> Tensor:
+    """A new parameter or buffer of the same form on a device, without values."""
     new = torch.empty_like(tensor, device=device, requires_grad=False)
     if isinstance(tensor, Parameter):
         new = Parameter(new, requires_grad=tensor.requires_grad)
         vars(new).update({name: value for name, value in vars(tensor).items() if name != "_is_hf_initialized"})
+    return new
+
+
+def replace_by_empty(tensor: Tensor, device: str, places: Iterable[Place]) -> Tensor:
+    """Put a new tensor without values into all places of a tensor."""
+    new = without_values(tensor, device)
     for owner, attribute in places:
         setattr(owner, attribute, new)
     return new
@@ -43,7 +46,7 @@ def drop_values(layers: Iterable[nn.Module], kept: Iterable[Tensor], places: Map
         for _, _, tensor in named_tensors(layer):
             if id(tensor) not in keep and not tensor.is_meta and id(tensor) not in dropped:
                 dropped[id(tensor)] = tensor  # keeps its id from being used again
-                replace(tensor, "meta", places[id(tensor)])
+                replace_by_empty(tensor, "meta", places[id(tensor)])
 
 
 def check_attributes(modules: Iterable[nn.Module]) -> None:

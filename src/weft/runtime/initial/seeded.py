@@ -26,12 +26,16 @@ def seed_of(*parts: int | str) -> int:
 
 
 class SeededInitialization(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """For use around the initialization of modules; `written` are the names of the tensors that it has written to."""
+    """For use around the initialization of modules; `written` are the names of the tensors that it has written to.
+
+    `tensors` are those of the whole model: also on the meta device, a tensor has draws of its own.
+    """
 
     def __init__(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed, self._module = seed, ""
-        self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items() if tensor.numel()}
+        self._storages = [tensor.untyped_storage() for tensor in tensors.values()]  # held: an address is not used again
+        self._names = {storage._cdata: name for storage, name in zip(self._storages, tensors, strict=True)}
         self._calls: Counter[str] = Counter()
         self.written: set[str] = set()
 
@@ -59,4 +63,5 @@ class SeededInitialization(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _name_of(self, tensor: Tensor) -> str | None:
-        return None if tensor.is_meta else self._names.get(tensor.untyped_storage().data_ptr())
+        """Views of one tensor have one storage, also on the meta device, where data has no address."""
+        return self._names.get(tensor.untyped_storage()._cdata)

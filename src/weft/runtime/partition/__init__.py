@@ -5,16 +5,18 @@
 
 from weft.runtime.partition.balance import chunk_layers
 from weft.runtime.partition.cut import cut
-from weft.runtime.partition.layers import LayeredModel, call_layer, layered_model, takes_any_dtype
-from weft.runtime.partition.members import ComputeDtypes, named_tensors
+from weft.runtime.partition.layers import LayeredModel, call_layer, layer_input, layered_model
+from weft.runtime.partition.members import ComputeDtypes, Place, named_tensors, state_tensors
 
 __all__ = [
     "ComputeDtypes",
     "LayeredModel",
+    "Place",
     "call_layer",
     "chunk_layers",
     "cut",
+    "layer_input",
     "layered_model",
     "named_tensors",
-    "takes_any_dtype",
+    "state_tensors",
 ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.device import random_state_restored
-from weft.runtime.partition.layers import call_layer, takes_any_dtype
+from weft.runtime.partition.layers import call_layer, layer_input
 from weft.runtime.partition.members import AS_THEY_ARE, ComputeDtypes, named_tensors
 from weft.runtime.tree import flatten, map_tensors, unflatten
 from weft.schedule import check_sizes
@@ -177,7 +176,7 @@ def layer_seconds(
     value = map_tensors(lambda tensor: tensor.detach().to(device), example)
     with _state_restored(layers, device), torch.enable_grad():
         for number, layer in enumerate(layers):
-            value = map_tensors(dtypes.cast, value) if takes_any_dtype(layer) else value
+            value = layer_input(layer, value, dtypes.low)
             with _moved(layer, device, dtypes):
                 run = functools.partial(_run, layer, value, device, first=number == 0)
                 for _ in range(1 if device.type == "cpu" else WARM_UPS):
@@ -256,13 +255,10 @@ def _state_restored(layers: Sequence[nn.Module], device: torch.device) -> Iterat
     """Restore random generators and buffers afterwards, so that measuring changes no result."""
     places = [place for layer in layers for place in named_tensors(layer) if not isinstance(place[2], nn.Parameter)]
     copies = [buffer.clone() for _, _, buffer in places]
-    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with random_state_restored([device]):
             yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
         with torch.no_grad():
             for (owner, name, buffer), copy in zip(places, copies, strict=True):
                 setattr(owner, name, buffer)

@@ -21,9 +21,10 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from weft.errors import WeftError
 from weft.runtime.partition.cut_layer import Call
 from weft.runtime.partition.graphs import MARK, ForwardGraph, operator_name, read_graph
-from weft.runtime.partition.members import ComputeDtypes, named_tensors
+from weft.runtime.partition.members import ComputeDtypes, cast_inputs, named_tensors
 from weft.runtime.tree import flatten, map_tensors
 
+CHECKPOINTING = "gradient_checkpointing"  # attribute of modules of transformers
 _LIBRARY_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, __file__))
 
 
@@ -34,15 +35,17 @@ def export_forward(
 
     Parameters and inputs are exported in the dtypes that passes read.
     """
-    call = map_tensors(dtypes.cast, call)
+    call = cast_inputs(call, dtypes.low)
 
     def mark(name: str) -> Callable[..., None]:
         return lambda *_: MARK(name)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_in_mode(model, training))
-        stack.enter_context(_without_cache(model))
-        stack.enter_context(_without_checkpointing(model))
+        # a Hugging Face model would return its cache of keys and values; a gradient checkpoint would be lost or, if it
+        # is reentrant, a part without gradients
+        stack.enter_context(_switched_off([getattr(module, "config", None) for module in model.modules()], "use_cache"))
+        stack.enter_context(_switched_off(model.modules(), CHECKPOINTING))
         for name in at or ():
             handle = model.get_submodule(name).register_forward_pre_hook(mark(name), prepend=True)
             stack.callback(handle.remove)
@@ -165,36 +168,22 @@ def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
-    """Without this, a Hugging Face model returns its cache of keys and values."""
-    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    caching = [config for config in configs if getattr(config, "use_cache", None) is True]
+def _switched_off(owners: Iterable[Any], flag: str) -> Iterator[None]:
+    """Let no owner of a flag have it; then they have it again."""
+    having = [owner for owner in owners if getattr(owner, flag, None) is True]
     try:
-        for config in caching:
-            config.use_cache = False
+        for owner in having:
+            setattr(owner, flag, False)
         yield
     finally:
-        for config in caching:
-            config.use_cache = True
+        for owner in having:
+            setattr(owner, flag, True)
 
 
-def checkpointing_modules(model: Any) -> list[Any]:
-    """The modules whose forward is a gradient checkpoint, as in transformers' models."""
+def has_checkpointing(model: Any) -> bool:
+    """Whether the forward of some module is a gradient checkpoint, as in transformers' models."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    return [module for module in modules if getattr(module, "gradient_checkpointing", None) is True]
-
-
-@contextlib.contextmanager
-def _without_checkpointing(model: nn.Module) -> Iterator[None]:
-    """A checkpoint is either lost in a graph or, if it is reentrant, a part without gradients."""
-    modules = checkpointing_modules(model)
-    try:
-        for module in modules:
-            module.gradient_checkpointing = False
-        yield
-    finally:
-        for module in modules:
-            module.gradient_checkpointing = True
+    return any(getattr(module, CHECKPOINTING, None) is True for module in modules)
 
 
 # Models that are exported already

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from weft.errors import WeftError
 from weft.runtime.partition.cut import cut_layers
 from weft.runtime.partition.cut_layer import CutLayer
-from weft.runtime.partition.export import checkpointing_modules, is_exported
-from weft.runtime.partition.members import AS_THEY_ARE, ComputeDtypes
+from weft.runtime.partition.export import has_checkpointing, is_exported
+from weft.runtime.partition.members import AS_THEY_ARE, ComputeDtypes, cast_inputs, state_tensors
 from weft.runtime.tree import map_tensors
 
 
@@ -60,8 +60,7 @@ def layered_model(
         raise WeftError("a model needs at least one layer (got none)")
     named = nn.ModuleList(layers) if is_exported(model) else model
     tops = layers if is_exported(model) else [model]  # an exported layer has the names of the model
-    state = {name: tensor for top in tops for name, tensor in top.state_dict(keep_vars=True).items()}
-    state = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    state = {name: tensor for top in tops for name, tensor in state_tensors(top).items()}
     if not any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
         count = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
         raise WeftError(
@@ -72,14 +71,14 @@ def layered_model(
         layers=layers,
         root=named,
         state=state,
-        checkpointing=bool(checkpointing_modules(model)) and isinstance(layers[0], CutLayer),
+        checkpointing=has_checkpointing(model) and isinstance(layers[0], CutLayer),
         dtypes=dtypes,
     )
 
 
-def takes_any_dtype(layer: nn.Module) -> bool:
-    """Whether a layer may be given its input in another dtype: not those between the cuts of one graph."""
-    return not isinstance(layer, CutLayer) or layer.takes_inputs
+def layer_input(layer: nn.Module, value: Any, dtype: torch.dtype | None) -> Any:
+    """What a layer is given: floating-point tensors in a dtype, except between the cuts of one graph, which casts."""
+    return value if isinstance(layer, CutLayer) and not layer.takes_inputs else cast_inputs(value, dtype)
 
 
 def call_layer(layer: nn.Module, value: Any) -> Any:

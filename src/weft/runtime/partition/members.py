@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from weft.runtime.tree import map_tensors
+
+Place: TypeAlias = "tuple[nn.Module, str]"  # of a tensor: the module that owns it, and the name of its attribute
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
@@ -15,6 +20,12 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for members in (owner.named_parameters, owner.named_buffers):
             for name, tensor in members(recurse=False, remove_duplicate=False):
                 yield owner, name, tensor
+
+
+def state_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a state_dict, by name: the tensors themselves."""
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}  # others are extra state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +39,20 @@ class ComputeDtypes:
     def of_model(cls, model: nn.Module, low: torch.dtype | None) -> ComputeDtypes:
         """Kernels use the parameters of BatchNorm and the like with running statistics, so these keep their dtype."""
         norms = [norm for norm in model.modules() if getattr(norm, "running_mean", None) is not None]
-        return cls(low=low, kept=frozenset(id(parameter) for norm in norms for parameter in norm.parameters()))
+        kept = [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
+        return cls(low=low, kept=frozenset(map(id, kept)))
 
     def of(self, tensor: Tensor) -> torch.dtype:
         """What passes read of a parameter or buffer."""
-        rounds = self.low is not None and isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-        return self.low if rounds and id(tensor) not in self.kept else tensor.dtype  # type: ignore[return-value]
-
-    def cast(self, tensor: Tensor) -> Tensor:
-        """An input, as layers are given it."""
-        return tensor if self.low is None or not tensor.is_floating_point() else tensor.to(self.low)
+        rounds = isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and id(tensor) not in self.kept
+        return self.low if rounds and self.low is not None else tensor.dtype
 
 
 AS_THEY_ARE = ComputeDtypes()
+
+
+def cast_inputs(value: Any, dtype: torch.dtype | None) -> Any:
+    """Inputs as layers are given them: floating-point tensors in a dtype; None: in their own."""
+    if dtype is None:
+        return value
+    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)

@@ -25,7 +25,7 @@ from typing import Any
 from weft import faults
 from weft.errors import PeerError, RunError, StorageError, WeftError, one_line
 from weft.runtime.process import hang_dump, liveness
-from weft.runtime.process.leaving import finish_duties
+from weft.runtime.process.leaving import run_finalizers
 from weft.runtime.process.malloc import configure_malloc
 from weft.streams import flush_within
 
@@ -209,7 +209,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         message = pickle.dumps(("done", result))
     except Exception as problem:
         raise RunError(f"its result can't be pickled ({one_line(problem)}); return plain data") from problem
-    finish_duties()
+    run_finalizers()
     if dist.is_initialized():
         dist.destroy_process_group()
     return message

@@ -39,7 +39,7 @@ def launch(
     with an accelerator for each rank, also over the backend of these devices, such as "cuda:nccl,cpu:gloo". The device
     of a rank is the current one then (untested: we had no GPU).
 
-    Under torchrun, or if a process group is already initialised, this joins the running job: it runs `fn` as the one
+    Under torchrun, or if a process group is already initialized, this joins the running job: it runs `fn` as the one
     rank that this process is, and returns a list with that one result. Other processes return their own results.
 
     When a rank fails or is killed, all ranks end at once, and RunError names the rank and the cause, with its

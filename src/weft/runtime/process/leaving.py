@@ -6,17 +6,17 @@ import contextlib
 import weakref
 from typing import Any
 
-_last_duties: list[weakref.finalize[Any, Any]] = []
+_finalizers: list[weakref.finalize[Any, Any]] = []
 
 
-def before_leaving(duty: weakref.finalize[Any, Any]) -> None:
+def before_leaving(finalizer: weakref.finalize[Any, Any]) -> None:
     """Call this finalizer before the process group is destroyed, unless its object is gone by then."""
-    _last_duties[:] = [earlier for earlier in _last_duties if earlier.alive]
-    _last_duties.append(duty)
+    _finalizers[:] = [earlier for earlier in _finalizers if earlier.alive]
+    _finalizers.append(finalizer)
 
 
-def finish_duties() -> None:
+def run_finalizers() -> None:
     """Do all that is left; the caller is about to destroy the process group."""
-    while _last_duties:
+    while _finalizers:
         with contextlib.suppress(Exception):  # the rank has its result, and its peers notice what they miss
-            _last_duties.pop()()
+            _finalizers.pop()()

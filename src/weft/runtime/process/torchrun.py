@@ -16,7 +16,7 @@ from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime.process import hang_dump
 from weft.runtime.process.device_variables import set_device_variables
-from weft.runtime.process.leaving import finish_duties
+from weft.runtime.process.leaving import run_finalizers
 from weft.runtime.process.liveness import watch_parent
 from weft.runtime.process.malloc import configure_malloc
 
@@ -71,7 +71,7 @@ def join(
         dist.init_process_group(chosen, store=store, rank=rank, world_size=ranks)
     try:
         result = fn(*args)
-        finish_duties()
+        run_finalizers()
         return result
     finally:
         if make_group and dist.is_initialized():

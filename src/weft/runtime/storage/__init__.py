@@ -5,7 +5,7 @@
 
 from weft.runtime.storage.model_folder import SHARD_SIZE, write_model
 from weft.runtime.storage.reader import TensorFile
-from weft.runtime.storage.safetensors_header import Form
+from weft.runtime.storage.safetensors_header import Form, stored_form
 from weft.runtime.storage.source import TensorSource
 from weft.runtime.storage.stored_weights import StoredWeights
 from weft.runtime.storage.writer import FileWriter, write_safetensors
@@ -17,6 +17,7 @@ __all__ = [
     "StoredWeights",
     "TensorFile",
     "TensorSource",
+    "stored_form",
     "write_model",
     "write_safetensors",
 ]

@@ -68,6 +68,12 @@ def nbytes_of(form: Form) -> int:
     return math.prod(form[1]) * form[0].itemsize
 
 
+def stored_form(form: Form) -> Form:
+    """The form in which weft stores a tensor: a complex one as pairs of real numbers."""
+    dtype, shape = form
+    return (dtype.to_real(), (*shape, 2)) if dtype.is_complex else form
+
+
 def header_of(forms: Mapping[str, Form], metadata: Mapping[str, str] | None = None) -> bytes:
     """The first bytes of a file whose tensors follow in this order."""
     header: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}

@@ -21,7 +21,7 @@ from weft.errors import WeftError
 from weft.runtime.process import status
 from weft.runtime.storage import memory
 from weft.runtime.storage.memory import memory_of, pieces_of
-from weft.runtime.storage.safetensors_header import Form, check_byte_order, header_of
+from weft.runtime.storage.safetensors_header import Form, check_byte_order, header_of, stored_form
 from weft.runtime.tensors import as_real
 
 SYNC_EVERY = 256 << 20  # bytes between two fsyncs, so that the last one does not take long without a sign of progress
@@ -66,7 +66,11 @@ class FileWriter:
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write dense tensors of any device, complex ones as pairs of numbers; the size and SHA-256 of the file."""
-    return write_each(path, {name: stored_form(name, tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise WeftError(f"safetensors files hold dense tensors, and {name} is a {tensor.layout} one; keep it dense")
+    forms = {name: stored_form((tensor.dtype, tuple(tensor.shape))) for name, tensor in tensors.items()}
+    return write_each(path, forms, tensors.__getitem__)
 
 
 def write_each(
@@ -86,11 +90,3 @@ def _write_tensor(writer: FileWriter, tensor: Tensor) -> None:
     real = as_real(tensor.detach().resolve_conj())
     for piece in pieces_of(real, real.dtype.itemsize):
         writer.write(memory_of(piece.resolve_neg().cpu().contiguous()))
-
-
-def stored_form(name: str, tensor: Tensor) -> Form:
-    """The form in which a tensor is stored: dense and real."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise WeftError(f"a safetensors file holds dense tensors, and {name} is a {tensor.layout} one; keep it dense")
-    real = as_real(tensor.detach().resolve_conj())
-    return real.dtype, tuple(real.shape)

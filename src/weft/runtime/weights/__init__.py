@@ -4,19 +4,17 @@ A `ParameterSet` keeps the versions of a chunk's weights; `GradientSync` average
 ranks.
 """
 
-from weft.runtime.weights.frozen import FrozenWeights
 from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
 from weft.runtime.weights.groups import gradient_sync_for
-from weft.runtime.weights.parameter_set import ParameterSet, Place, gradient_bytes
-from weft.runtime.weights.versions import Leaves
+from weft.runtime.weights.parameter_set import ParameterSet, gradient_bytes
+from weft.runtime.weights.versions import Leaves, RoundedVersions
 
 __all__ = [
-    "FrozenWeights",
     "GradientSync",
     "Leaves",
     "ParameterSet",
     "PendingUpdate",
-    "Place",
+    "RoundedVersions",
     "gradient_bytes",
     "gradient_sync_for",
 ]

@@ -11,10 +11,11 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
+from weft.runtime.partition import Place
 from weft.runtime.update import (
     Cure,
     OptimizerMaker,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from weft.runtime.weights.gradient_sync import PendingUpdate
 
 Gradients: TypeAlias = "list[Tensor | None]"
-Place: TypeAlias = "tuple[nn.Module, str]"
 
 
 class ParameterSet:

@@ -127,7 +127,9 @@ class RoundedVersions(Versions):
     """Leaves of other dtypes, rounded from the live parameters: the masters."""
 
     def __init__(self, live: list[Parameter], *, dtypes: Sequence[torch.dtype]) -> None:
-        super().__init__(live, rounded(live, dtypes))
+        pairs = zip(live, dtypes, strict=True)
+        leaves = [_leaf(parameter.detach().to(dtype, copy=True), parameter) for parameter, dtype in pairs]
+        super().__init__(live, leaves)
 
     @property
     def master_bytes(self) -> int:
@@ -136,19 +138,13 @@ class RoundedVersions(Versions):
     def update(self, step: Callable[[], object]) -> None:
         step()
         leaves = self._take_released()
-        if leaves is None:
-            leaves = self._take_free()
-        round_into(leaves, self.live)
-        self._add(leaves)
+        self._add(self._take_free() if leaves is None else leaves)
+        self.refresh()
 
+    @torch.no_grad()
     def refresh(self) -> None:
-        round_into(self._leaves[self.newest], self.live)
-
-
-def rounded(parameters: Sequence[Parameter], dtypes: Sequence[torch.dtype]) -> Leaves:
-    """New parameters with the values of others, rounded to dtypes."""
-    pairs = zip(parameters, dtypes, strict=True)
-    return [_leaf(parameter.detach().to(dtype, copy=True), parameter) for parameter, dtype in pairs]
+        leaves = self._leaves[self.newest]
+        copy_tensors([leaf.data for leaf in leaves], [live.data for live in self.live])  # autograd sees no write
 
 
 def _leaf(tensor: Tensor, parameter: Parameter) -> Parameter:
@@ -156,9 +152,3 @@ def _leaf(tensor: Tensor, parameter: Parameter) -> Parameter:
     leaf = Parameter(tensor, requires_grad=parameter.requires_grad)
     leaf.grad_dtype = parameter.dtype
     return leaf
-
-
-@torch.no_grad()
-def round_into(leaves: Sequence[Parameter], parameters: Sequence[Parameter]) -> None:
-    """Write the values of parameters into leaves of another dtype; autograd sees no write."""
-    copy_tensors([leaf.data for leaf in leaves], [parameter.data for parameter in parameters])

@@ -27,29 +27,28 @@ class _TheirTensors:
 
     def __init__(self, entries: list[Entry], weights: TensorSource) -> None:
         self._weights = weights
-        self._places = {name: (entry, place) for entry in entries for place, name in enumerate(entry.theirs)}
+        self._entries = {name: entry for entry in entries for name in entry.theirs}
 
     def names(self) -> KeysView[str]:
-        return self._places.keys()
+        return self._entries.keys()
 
     def form(self, name: str) -> Form:
         """The dtype and shape of a tensor."""
-        entry, _ = self._places[name]
+        entry = self._entries[name]
         dtype, shape = self._weights.form(entry.ours)
         rows, *rest = reversed(shape) if entry.transposed else shape
         return dtype, (rows // len(entry.theirs), *rest)
 
     def read_into(self, name: str, tensor: Tensor) -> None:
         """Read a tensor into one of the same shape."""
-        entry, place = self._places[name]
+        entry = self._entries[name]
         if len(entry.theirs) == 1:
             self._weights.read_into(entry.ours, tensor.t() if entry.transposed else tensor)
             return
         dtype, shape = self._weights.form(entry.ours)
         whole = torch.empty(shape, dtype=dtype)
         self._weights.read_into(entry.ours, whole)
-        parts = (whole.t() if entry.transposed else whole).chunk(len(entry.theirs))
-        tensor.copy_(parts[place])
+        tensor.copy_(dict(entry.parts(whole))[name])
 
 
 def _config(options: GPT | BERT, spec: DataSpec) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from weft.train.run.events import Ended, Evaluated, Event, SaveFailed, Stepped
 from weft.train.run.progress import Progress
 
 PLAIN_EVERY = 5.0  # seconds between plain lines
-OTHERS = {name: title for name, title in RESIDENT_PARTS.items() if name != "counted"}  # than what `memory` shows
+UNCOUNTED = {name: title for name, title in RESIDENT_PARTS.items() if name != "counted"}  # `memory` shows the rest
 
 
 class Display:
@@ -94,11 +94,11 @@ def _ranks(progress: Progress) -> list[Any]:
     """The figures of each rank, with the resident set of its process, or that of the process of all."""
     own_process = len(progress.resident) == len(progress.bubbles)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("rank", "bubble", "memory", *(["resident", "peak", *OTHERS.values()] if own_process else [])):
+    for name in ("rank", "bubble", "memory", *(["resident", "peak", *UNCOUNTED.values()] if own_process else [])):
         table.add_column(name, justify="right")
     for rank, (bubble, memory) in enumerate(zip(progress.bubbles, progress.memory, strict=True)):
         figures = progress.resident[rank] if own_process else {}
-        cells = [format_bytes(max(0, figures[name])) for name in ("now", "peak", *OTHERS) if figures]
+        cells = [format_bytes(max(0, figures[name])) for name in ("now", "peak", *UNCOUNTED) if figures]
         table.add_row(str(rank), f"{bubble:.1%}", format_bytes(memory), *cells)
     shared = [] if own_process else [_shared_set(figures) for figures in progress.resident]
     return [table, *shared] if progress.bubbles else []
