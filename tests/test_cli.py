@@ -59,6 +59,7 @@ def test_costs_come_from_options_or_a_file(capsys: pytest.CaptureFixture[str], t
     costs.write_text(json.dumps({"chunks": [chunk] * 4, "link": {"latency": 1}}))
     assert data(capsys, "simulate", "2bw", *SIZES, "--costs", str(costs))["period"] == slow["period"]
     recompute = data(capsys, "simulate", "2bw", *SIZES, "--recompute")
+    assert data(capsys, "simulate", "2bw", *SIZES, "--predict", "published", "--recompute")["period"] == 16
     assert recompute["period"] == 16
     assert recompute["memory"][0]["activations"] == 1
     given = ["--activation-bytes", "24", "--input-bytes", "2", "--layers", "4"]
@@ -183,6 +184,10 @@ BAD: list[tuple[list[str], str]] = [
     (["simulate", "--recompute", "2bw", *SIZES], "must be true, false or layer, or several of them (got '2bw')"),
     (["simulate", "2bw", *SIZES, "--recompute", "true,false"], "one of them a chunk (got [True, False], chunks: 4)"),
     (["simulate", "zb-h1", *SIZES, "--recompute", "layer", "--layers", "4"], "zb-h1 splits backwards"),
+    (["simulate", "xpipe", *SIZES, "--recompute"], "xpipe runs backwards at other weights than their forwards"),
+    (["simulate", "pipeoptim", *SIZES, "--recompute", "false,false,false,true"], "leave recompute out, or use"),
+    (["draw", "spectrain", *SIZES, "--recompute", "layer", "--layers", "4"], "spectrain runs backwards at other"),
+    (["simulate", "wpipe", *SIZES, "--predict", "exact", "--recompute"], "wpipe runs backwards at other weights"),
 ]
 
 

@@ -137,6 +137,26 @@ def test_bad_arguments_are_refused(arguments: list[str], tmp_path: Path, capsys:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ({"schedule__recompute": "layer"}, "a forward can't be computed again for its backward; leave recompute out"),
+        ({"train__precision": "bf16-autocast"}, 'use precision="bf16"'),
+    ],
+)
+def test_a_schedule_that_does_not_suit_the_job_is_refused_before_the_first_run(
+    sets: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the default schedules, of which xpipe is the last."""
+    assert main(["compare", *tiny(log__folder=str(tmp_path), **sets)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("weft: xpipe runs backwards at other weights than their forwards")
+    assert words in captured.err
+    assert captured.err.endswith("or leave xpipe out of --schedules\n")
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_model_is_exported(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = compared / "wpipe-seed0"
     assert main(["export", str(run), "--json"]) == 0

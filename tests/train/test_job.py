@@ -121,6 +121,18 @@ def test_split_backwards_are_not_recomputed_by_layer() -> None:
         job_of(None, ["schedule.name=zb-h1", "schedule.recompute=layer"])
 
 
+@pytest.mark.parametrize("method", [["xpipe"], ["spectrain"], ["pipeoptim"], ["wpipe", "schedule.predict=exact"]])
+def test_backwards_at_other_weights_are_not_recomputed_and_have_no_autocast(method: list[str]) -> None:
+    sets = [f"schedule.name={method[0]}", *method[1:]]
+    job_of(None, sets)
+    for setting, remedy in (
+        ("schedule.recompute=true", "leave recompute out"),
+        ("train.precision=bf16-autocast", 'use precision="bf16"'),
+    ):
+        with pytest.raises(WeftError, match=f"{method[0]} runs backwards at other weights.*{remedy}"):
+            job_of(None, [*sets, setting])
+
+
 def test_prediction_is_for_methods_that_have_it() -> None:
     exact = [
         schedule_of(job_of(None, [f"schedule.name={name}", "schedule.predict=exact"])) for name in ("wpipe", "xpipe")
