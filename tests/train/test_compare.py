@@ -1,6 +1,7 @@
 """`weft compare`: the same job under several schedules; and `weft export`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ def test_one_report_has_all_runs(compared: Path) -> None:
     page = (compared / "report.html").read_text()
     assert all(f"{name}, seed {seed}" in page for name in NAMES for seed in (0, 1))
     assert "time to" in page
+
+
+def test_the_report_has_the_throughput_of_the_table(compared: Path) -> None:
+    page = (compared / "report.html").read_text()
+    speeds = {row[0]: row[1] for row in json.loads((compared / "compare.json").read_text())["rows"]}
+    [(name, speed)] = re.findall(r"<dt>fastest</dt><dd>(\w+): (.*) samples/s</dd>", page)
+    assert speed == speeds[name] == max(speeds.values(), key=float)
+    assert f"{name} was the fastest, {speed} samples/s" in page
 
 
 def test_a_comparison_resumes(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,7 @@ def make_run(name: str = "wpipe", seed: int = 0, *, updates: int = 120, ranks: i
         "timeline": "",
         "configuration": f'[schedule]\nname = "{name}"\n',
         "sample": "def f(x):\n    return x < 1 & True\n",
+        "speed": speed,
     }
     return Run(**(fields | changes))
 
