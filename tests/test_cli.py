@@ -180,6 +180,16 @@ BAD: list[tuple[list[str], str]] = [
     (["doctor", "--seconds", "nan"], "--seconds must be above 0 (got nan)"),
     (["doctor", "--second", "5"], "did you mean '--seconds'?; see 'weft doctor --help'"),
     (["simulate", "2bw", *SIZES, "--recompute", "layer"], "--recompute layer needs --layers"),
+    (["simulate", "2bw", *SIZES, "--layers", "4"], "--layers counts with --recompute layer only"),
+    (["simulate", "2bw", *SIZES, "--layers", "4", "--recompute"], "--layers counts with --recompute layer only"),
+    (
+        ["simulate", "wpipe", *SIZES, "--recompute", "layer", "--layers", "12", "--input-bytes", "0.1"],
+        "the input of each layer (activation bytes of a stage: 1, layers: 12, so 0.0833 each; input bytes: 0.1); raise",
+    ),
+    (
+        ["simulate", "wpipe", *SIZES, "--recompute", "--input-bytes", "0.6"],
+        "the input of each chunk (activation bytes of a stage: 1, chunks: 2, so 0.5 each; input bytes: 0.6); raise",
+    ),
     (["simulate", "2bw", *SIZES, "--recompute", "layers"], "must be true, false or layer"),
     (["simulate", "--recompute", "2bw", *SIZES], "must be true, false or layer, or several of them (got '2bw')"),
     (["simulate", "2bw", *SIZES, "--recompute", "true,false"], "one of them a chunk (got [True, False], chunks: 4)"),

@@ -193,8 +193,11 @@ def cost_of(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
             raise WeftError(f"--costs holds all costs; leave --{next(iter(stage | link)).replace('_', '-')} out")
         return _from_file(given["costs"], schedule)
     choice = given.get("recompute")
-    if "layer" in (choice if isinstance(choice, list) else [choice]) and "layers" not in given:
+    by_layer = "layer" in (choice if isinstance(choice, list) else [choice])
+    if by_layer and "layers" not in given:
         raise WeftError("--recompute layer needs --layers, the layers of a stage, such as --layers 12")
+    if "layers" in given and not by_layer:
+        raise WeftError("--layers counts with --recompute layer only; leave it out, or add --recompute layer")
     if "bandwidth" in given and not given.get("input_bytes"):
         raise WeftError("--bandwidth needs --input-bytes, the size of a message; without it nothing is sent")
     return Cost.uniform(schedule, **stage, link=Link(**link))
