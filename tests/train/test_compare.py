@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,10 +110,10 @@ def test_a_comparison_resumes(compared: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_failed_run_does_not_end_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = tiny(schedule__virtual=True, train__updates=4, train__clip_norm=1.0, log__folder=str(tmp_path))
-    assert main(["compare", *sets, "--schedules", "xpipe,1f1b"]) == 1
+    sets = tiny(schedule__virtual=True, train__updates=4, model__layers=1, log__folder=str(tmp_path))
+    assert main(["compare", *sets, "--schedules", "wpipe,1f1b"]) == 1
     captured = capsys.readouterr()
-    assert "xpipe, seed 0 failed: clip_norm needs one norm" in captured.err
+    assert "wpipe, seed 0 failed: a pipeline needs at least one layer per chunk" in captured.err
     assert "1f1b " in captured.out
     assert (tmp_path / "tiny" / "report.html").exists()
 
@@ -149,19 +150,24 @@ def test_bad_arguments_are_refused(arguments: list[str], tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        ({"schedule__recompute": "layer"}, "a forward can't be computed again for its backward; leave recompute out"),
+        (
+            {"schedule__recompute": "layer"},
+            "xpipe runs backwards at other weights than their forwards",
+        ),
         ({"train__precision": "bf16-autocast"}, 'use precision="bf16"'),
+        ({"train__clip_norm": 1.0}, "clip_norm needs one norm over all chunks, and xpipe's chunks"),
+        ({"schedule__cure": "gapaware"}, "and 1f1b, 2 stages"),
     ],
 )
 def test_a_schedule_that_does_not_suit_the_job_is_refused_before_the_first_run(
-    sets: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sets: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the default schedules, of which xpipe is the last."""
+    name = "1f1b" if "schedule__cure" in sets else "xpipe"
     assert main(["compare", *tiny(log__folder=str(tmp_path), **sets)]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("weft: xpipe runs backwards at other weights than their forwards")
     assert words in captured.err
-    assert captured.err.endswith("or leave xpipe out of --schedules\n")
+    assert captured.err.endswith(f"or leave {name} out of --schedules\n")
     assert captured.out == ""
     assert list(tmp_path.iterdir()) == []
 
