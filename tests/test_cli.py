@@ -59,6 +59,7 @@ def test_costs_come_from_options_or_a_file(capsys: pytest.CaptureFixture[str], t
     costs.write_text(json.dumps({"chunks": [chunk] * 4, "link": {"latency": 1}}))
     assert data(capsys, "simulate", "2bw", *SIZES, "--costs", str(costs))["period"] == slow["period"]
     recompute = data(capsys, "simulate", "2bw", *SIZES, "--recompute")
+    assert data(capsys, "simulate", "2bw", *SIZES, "--predict", "published", "--recompute")["period"] == 16
     assert recompute["period"] == 16
     assert recompute["memory"][0]["activations"] == 1
     given = ["--activation-bytes", "24", "--input-bytes", "2", "--layers", "4"]
@@ -178,11 +179,30 @@ BAD: list[tuple[list[str], str]] = [
     (["doctor", "--seconds", "0"], "--seconds must be above 0 (got 0)"),
     (["doctor", "--seconds", "nan"], "--seconds must be above 0 (got nan)"),
     (["doctor", "--second", "5"], "did you mean '--seconds'?; see 'weft doctor --help'"),
+    (["compare", "--recompute", "layer"], "did you mean '--set schedule.recompute=layer'?; see 'weft compare --help'"),
+    (["train", "--precision=bf16"], "did you mean '--set train.precision=bf16'?"),
+    (["train", "--weight-decay", "--json"], "did you mean '--set train.weight_decay=…'?"),
+    (["train", "--batch", "8"], "did you mean '--set train.batch=8' or '--set evaluate.batch=8'?"),
+    (["compare", "--resum", "x"], "did you mean '--resume'?"),
     (["simulate", "2bw", *SIZES, "--recompute", "layer"], "--recompute layer needs --layers"),
+    (["simulate", "2bw", *SIZES, "--layers", "4"], "--layers counts with --recompute layer only"),
+    (["simulate", "2bw", *SIZES, "--layers", "4", "--recompute"], "--layers counts with --recompute layer only"),
+    (
+        ["simulate", "wpipe", *SIZES, "--recompute", "layer", "--layers", "12", "--input-bytes", "0.1"],
+        "the input of each layer (activation bytes of a stage: 1, layers: 12, so 0.0833 each; input bytes: 0.1); raise",
+    ),
+    (
+        ["simulate", "wpipe", *SIZES, "--recompute", "--input-bytes", "0.6"],
+        "the input of each chunk (activation bytes of a stage: 1, chunks: 2, so 0.5 each; input bytes: 0.6); raise",
+    ),
     (["simulate", "2bw", *SIZES, "--recompute", "layers"], "must be true, false or layer"),
     (["simulate", "--recompute", "2bw", *SIZES], "must be true, false or layer, or several of them (got '2bw')"),
     (["simulate", "2bw", *SIZES, "--recompute", "true,false"], "one of them a chunk (got [True, False], chunks: 4)"),
     (["simulate", "zb-h1", *SIZES, "--recompute", "layer", "--layers", "4"], "zb-h1 splits backwards"),
+    (["simulate", "xpipe", *SIZES, "--recompute"], "xpipe runs backwards at other weights than their forwards"),
+    (["simulate", "pipeoptim", *SIZES, "--recompute", "false,false,false,true"], "leave recompute out, or use"),
+    (["draw", "spectrain", *SIZES, "--recompute", "layer", "--layers", "4"], "spectrain runs backwards at other"),
+    (["simulate", "wpipe", *SIZES, "--predict", "exact", "--recompute"], "wpipe runs backwards at other weights"),
 ]
 
 

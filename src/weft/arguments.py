@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -21,12 +22,29 @@ class Parser(argparse.ArgumentParser):
         raise WeftError(f"{message}; see '{self.prog} --help'")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        parsed, unknown = self.parse_known_args(args, namespace)
+        given = sys.argv[1:] if args is None else list(args)
+        parsed, unknown = self.parse_known_args(given, namespace)
         if unknown:
             parser: argparse.ArgumentParser = getattr(parsed, "parser", self)
-            hint = did_you_mean(unknown[0], [name for name in parser._option_string_actions if name.startswith("--")])
+            known = [name for name in parser._option_string_actions if name.startswith("--")]
+            may_be_key = hasattr(parsed, "sets") and unknown[0].startswith("--")
+            hint = (_key_instead(unknown[0], given) if may_be_key else "") or did_you_mean(unknown[0], known)
             parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed
+
+
+def _key_instead(option: str, given: list[str]) -> str:
+    """`, did you mean '--set train.lr=0.1'?` if the option has the name of a key of the job."""
+    from weft.train.config import describe
+    from weft.train.job import Job
+
+    name, equals, value = option.partition("=")
+    if not equals:
+        value = next(iter(given[given.index(option) + 1 :]), "")
+        value = "…" if not value or value.startswith("-") else value
+    name = name.lstrip("-").replace("-", "_")
+    keys = dict.fromkeys(key for key, *_ in describe(Job) if key.rpartition(".")[2] == name)
+    return f", did you mean {' or '.join(repr(f'--set {key}={value}') for key in keys)}?" if keys else ""
 
 
 def whole_number(text: str) -> int:
@@ -193,8 +211,11 @@ def cost_of(arguments: argparse.Namespace, schedule: Schedule) -> Cost:
             raise WeftError(f"--costs holds all costs; leave --{next(iter(stage | link)).replace('_', '-')} out")
         return _from_file(given["costs"], schedule)
     choice = given.get("recompute")
-    if "layer" in (choice if isinstance(choice, list) else [choice]) and "layers" not in given:
+    by_layer = "layer" in (choice if isinstance(choice, list) else [choice])
+    if by_layer and "layers" not in given:
         raise WeftError("--recompute layer needs --layers, the layers of a stage, such as --layers 12")
+    if "layers" in given and not by_layer:
+        raise WeftError("--layers counts with --recompute layer only; leave it out, or add --recompute layer")
     if "bandwidth" in given and not given.get("input_bytes"):
         raise WeftError("--bandwidth needs --input-bytes, the size of a message; without it nothing is sent")
     return Cost.uniform(schedule, **stage, link=Link(**link))

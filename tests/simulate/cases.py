@@ -83,7 +83,8 @@ links = st.builds(
 
 @st.composite
 def chunk_costs(draw: st.DrawFn, schedule: Schedule) -> ChunkCost:
-    recompute: Any = draw(st.sampled_from([False, True] + ["layer"] * (not splits_backwards(schedule))))
+    choices: list[Any] = [False, True] + ["layer"] * (not splits_backwards(schedule))
+    recompute = draw(st.sampled_from(choices if schedule.weights.backward == "forward" else [False]))
     layers = draw(st.sampled_from([1, 2, 4]))
     whole, inputs = sorted((draw(sizes), draw(sizes)), reverse=True)
     whole *= layers

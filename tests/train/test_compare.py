@@ -1,7 +1,9 @@
 """`weft compare`: the same job under several schedules; and `weft export`."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +77,14 @@ def test_one_report_has_all_runs(compared: Path) -> None:
     assert "time to" in page
 
 
+def test_the_report_has_the_throughput_of_the_table(compared: Path) -> None:
+    page = (compared / "report.html").read_text()
+    speeds = {row[0]: row[1] for row in json.loads((compared / "compare.json").read_text())["rows"]}
+    [(name, speed)] = re.findall(r"<dt>fastest</dt><dd>(\w+): (.*) samples/s</dd>", page)
+    assert speed == speeds[name] == max(speeds.values(), key=float)
+    assert f"{name} was the fastest, {speed} samples/s" in page
+
+
 def test_a_comparison_resumes(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (compared / "2bw-seed0" / "summary.json").stat().st_mtime_ns
     arguments = [
@@ -100,10 +110,10 @@ def test_a_comparison_resumes(compared: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_failed_run_does_not_end_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = tiny(schedule__virtual=True, train__updates=4, train__clip_norm=1.0, log__folder=str(tmp_path))
-    assert main(["compare", *sets, "--schedules", "xpipe,1f1b"]) == 1
+    sets = tiny(schedule__virtual=True, train__updates=4, model__layers=1, log__folder=str(tmp_path))
+    assert main(["compare", *sets, "--schedules", "wpipe,1f1b"]) == 1
     captured = capsys.readouterr()
-    assert "xpipe, seed 0 failed: clip_norm needs one norm" in captured.err
+    assert "wpipe, seed 0 failed: a pipeline needs at least one layer per chunk" in captured.err
     assert "1f1b " in captured.out
     assert (tmp_path / "tiny" / "report.html").exists()
 
@@ -134,6 +144,31 @@ def test_a_schedule_from_a_file_stays_in_its_folder(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *tiny(log__folder=str(tmp_path)), *arguments]) == 2
     assert "weft: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (
+            {"schedule__recompute": "layer"},
+            "xpipe runs backwards at other weights than their forwards",
+        ),
+        ({"train__precision": "bf16-autocast"}, 'use precision="bf16"'),
+        ({"train__clip_norm": 1.0}, "clip_norm needs one norm over all chunks, and xpipe's chunks"),
+        ({"schedule__cure": "gapaware"}, "and 1f1b, 2 stages"),
+    ],
+)
+def test_a_schedule_that_does_not_suit_the_job_is_refused_before_the_first_run(
+    sets: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the default schedules, of which xpipe is the last."""
+    name = "1f1b" if "schedule__cure" in sets else "xpipe"
+    assert main(["compare", *tiny(log__folder=str(tmp_path), **sets)]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.endswith(f"or leave {name} out of --schedules\n")
+    assert captured.out == ""
     assert list(tmp_path.iterdir()) == []
 
 

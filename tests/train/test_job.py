@@ -81,6 +81,8 @@ WRONG = {
     "name=a/b": "name must not contain slashes",
     "schedule.layers=[1, 2]": r"schedule.layers needs one number for each chunk \(4 for wpipe",
     "schedule.recompute=layers": r"schedule.recompute must be one of false, true, layer .*did you mean 'layer'",
+    "schedule.recompute=True": r'one of false, true, layer \(got "True"\), did you mean true\?$',
+    'schedule.recompute="false"': r'\(got "false"\), did you mean false\?$',
     "schedule.recompute=1": "schedule.recompute must be one of false, true, layer",
     "schedule.recompute=[true, 1]": r"schedule.recompute\[1\] must be one of false, true, layer",
     "schedule.recompute=[true]": r"one of them a chunk \(got \[True\], chunks: 4\)",
@@ -119,6 +121,18 @@ def test_recompute_of_all_chunks_or_of_each(value: str, tmp_path: Path) -> None:
 def test_split_backwards_are_not_recomputed_by_layer() -> None:
     with pytest.raises(WeftError, match=r"zb-h1 splits backwards.*use recompute=True"):
         job_of(None, ["schedule.name=zb-h1", "schedule.recompute=layer"])
+
+
+@pytest.mark.parametrize("method", [["xpipe"], ["spectrain"], ["pipeoptim"], ["wpipe", "schedule.predict=exact"]])
+def test_backwards_at_other_weights_are_not_recomputed_and_have_no_autocast(method: list[str]) -> None:
+    sets = [f"schedule.name={method[0]}", *method[1:]]
+    job_of(None, sets)
+    for setting, remedy in (
+        ("schedule.recompute=true", "leave recompute out"),
+        ("train.precision=bf16-autocast", 'use precision="bf16"'),
+    ):
+        with pytest.raises(WeftError, match=f"{method[0]} runs backwards at other weights.*{remedy}"):
+            job_of(None, [*sets, setting])
 
 
 def test_prediction_is_for_methods_that_have_it() -> None:

@@ -27,6 +27,7 @@ from weft.schedule.csv_format import load_csv, read_csv, torch_can_express, writ
 from weft.schedule.lower import Program, Step, lower, prediction_of, shared_weights
 from weft.schedule.recompute import (
     RecomputeChoice,
+    check_autocast,
     check_recompute,
     is_recompute_choice,
     recompute_choices,
@@ -62,6 +63,7 @@ __all__ = [
     "Weights",
     "alternate",
     "as_rows",
+    "check_autocast",
     "check_recompute",
     "check_sizes",
     "is_any",

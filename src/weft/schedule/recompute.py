@@ -1,4 +1,7 @@
-"""Which chunks of a schedule are recomputed: not at all, as a whole, or layer by layer."""
+"""Which chunks of a schedule are recomputed: not at all, as a whole, or layer by layer.
+
+And which options need the weights of the forward in its backward.
+"""
 
 from __future__ import annotations
 
@@ -41,4 +44,23 @@ def recompute_choices(given: RecomputeChoice | Sequence[RecomputeChoice], schedu
             'chunk, so recompute="layer" would save nothing; use recompute=True, or a schedule with whole backwards, '
             "such as 1f1b"
         )
+    if any(choices):
+        _need_weights_of_forward(
+            schedule, "so a forward can't be computed again for its backward", remedy="leave recompute out"
+        )
     return choices
+
+
+def check_autocast(schedule: Schedule) -> None:
+    """Refuse precision="bf16-autocast" where it would compute gradients at the wrong weights."""
+    _need_weights_of_forward(
+        schedule, "but what autocast saves are casts of the forward's weights", remedy='use precision="bf16"'
+    )
+
+
+def _need_weights_of_forward(schedule: Schedule, reason: str, *, remedy: str) -> None:
+    if schedule.weights.backward != "forward":
+        raise WeftError(
+            f"{schedule.name} runs backwards at other weights than their forwards, {reason}; {remedy}, or use a "
+            "schedule whose backward is at its forward's weights, such as wpipe or 2bw, with prediction or without"
+        )

@@ -132,12 +132,21 @@ class Cost:
 
         def cost_of_part(parts: int, choice: RecomputeChoice) -> ChunkCost:
             shares = {name: cost / (2 if name.startswith("backward") else 1) / parts for name, cost in divided.items()}
-            return replace(whole, **shares, recompute=choice, layers=max(1.0, layers / parts))
+            part = replace(whole, **shares, layers=max(1.0, layers / parts))
+            share = part.activation_bytes / (part.layers if choice == "layer" else 1)
+            if choice and share < input_bytes:
+                unit, count = ("layer", layers) if choice == "layer" and layers >= parts else ("chunk", parts)
+                raise WeftError(
+                    f"activations include the input of each {unit} (activation bytes of a stage: {activation_bytes:g}, "
+                    f"{unit}s: {count:g}, so {share:.3g} each; input bytes: {input_bytes:g}); raise the activation "
+                    "bytes, or lower the input bytes"
+                )
+            return replace(part, recompute=choice)
 
         held = [schedule.placement.count(rank) for rank in range(schedule.stages)]
         choices = recompute_choices(recompute, schedule)
         kinds = [(held[rank], choice) for rank, choice in zip(schedule.placement, choices, strict=True)]
-        costs = {kind: cost_of_part(*kind) for kind in set(kinds)}
+        costs = {kind: cost_of_part(*kind) for kind in dict.fromkeys(kinds)}
         return cls(chunks=tuple(costs[kind] for kind in kinds), link=link or Link())
 
     @classmethod

@@ -44,7 +44,7 @@ def compare(
     """Run the job under all schedules and seeds; the results with a table of one row a schedule, and the folder."""
     jobs = {f"{name}, seed {seed}": _member(job, name, seed) for seed in _seeds(job, seeds) for name in schedules}
     for member in jobs.values():
-        check(member)
+        _check(member)
     names = {name: slug(name.replace(" ", "")) for name in jobs}
     if len(set(names.values())) < len(names):
         raise WeftError(f"schedules need names that differ as folders do (got {', '.join(schedules)}); rename one")
@@ -60,6 +60,18 @@ def compare(
         folders = {name: Folder(folder.path / place) for name, place in names.items()}
         problems, stopped = _run_all(jobs, folders, max_restarts=max_restarts, show=show)
         return _write(folder, folders, problems, target) | {"stopped": stopped}, folder
+
+
+def _check(member: Job) -> None:
+    """Refuse a run before the first one starts. The job is checked already, so what does not work is its schedule."""
+    try:
+        check(member)
+        if member.train.clip_norm or member.schedule.cure != "none":
+            from weft.train.cure import check_training
+
+            check_training(member)
+    except WeftError as problem:
+        raise WeftError(f"{problem}; or leave {member.schedule.name} out of --schedules") from None
 
 
 def _run_all(

@@ -14,7 +14,15 @@ from typing import Any
 
 from weft.environment import is_rank
 from weft.errors import WeftError
-from weft.schedule import METHODS, Schedule, load_csv, load_schedule_function, recompute_choices, verify
+from weft.schedule import (
+    METHODS,
+    Schedule,
+    check_autocast,
+    load_csv,
+    load_schedule_function,
+    recompute_choices,
+    verify,
+)
 from weft.schedule import schedule as by_name
 from weft.text import did_you_mean
 from weft.train.config import load, option, tagged
@@ -214,6 +222,8 @@ def check(job: Job) -> None:
     if any(sign in job.name for sign in "/\\") or job.name in (".", ".."):
         raise WeftError(f"name must not contain slashes (got {job.name!r}); set log.folder to choose the place")
     recompute_choices(job.schedule.recompute, schedule)  # type: ignore[arg-type]  # which checks it
+    if train.precision == "bf16-autocast":
+        check_autocast(schedule)
     if job.schedule.layers and len(job.schedule.layers) != schedule.chunks:
         raise WeftError(
             f"schedule.layers needs one number for each chunk ({schedule.chunks} for {schedule.title}; "

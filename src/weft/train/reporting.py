@@ -37,6 +37,7 @@ def run_of(folder: Folder, *, name: str) -> Run:
         timeline=folder.text("timeline.svg"),
         configuration=folder.text("job.toml"),
         sample=folder.text("sample.txt"),
+        speed=summary.get("samples_per_second", math.nan),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from weft import faults
 from weft.errors import WeftError
-from weft.runtime import Pipeline, cures
+from weft.runtime import Pipeline
 from weft.runtime.comm import Collectives
 from weft.runtime.partition import state_tensors
 from weft.runtime.storage import Form
-from weft.runtime.update import Cure
 from weft.schedule import Schedule, lower
+from weft.train.cure import cure_of
 from weft.train.data import BatchSampler, Data, Draw, differences, entropy, identity_of, index_checksum, open_data
 from weft.train.data_spec import DataSpec
 from weft.train.job import Job, schedule_of
@@ -190,7 +190,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
         seed=job.train.seed,
         deadline=choice.deadline,
         predict={"bias": choice.bias, "extrapolation": choice.extrapolation} if predicts else None,
-        cure=_cure(job),
+        cure=cure_of(job),
         telemetry=job.log.telemetry or None,
     )
 
@@ -204,15 +204,6 @@ def example_of(spec: DataSpec, samples: int) -> Any:
     if spec.form == "tokens":
         return tokens
     return {"input_ids": tokens, "token_type_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-
-
-def _cure(job: Job) -> Cure | None:
-    makers: dict[str, Callable[[], Cure | None]] = {
-        "none": lambda: None,
-        "pipemare": lambda: cures.PipeMare(anneal=job.schedule.anneal),
-        "gapaware": cures.GapAware,
-    }
-    return makers[job.schedule.cure]()
 
 
 def title_of(job: Job, schedule: Schedule) -> str:

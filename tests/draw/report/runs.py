@@ -24,7 +24,7 @@ def make_run(name: str = "wpipe", seed: int = 0, *, updates: int = 120, ranks: i
         return {"update": update, "samples": 32 * update, "seconds": 32 * update / speed, "loss": loss}
 
     losses = [1.5 + 4 * math.exp(-index / 30) + 0.1 * noise[index] for index in range(updates)]
-    fields = {
+    fields: dict[str, Any] = {
         "name": f"{name}, seed {seed}",
         "group": name,
         "figures": {"final loss": "1.57", "time": "1 min 2 s"},
@@ -44,6 +44,7 @@ def make_run(name: str = "wpipe", seed: int = 0, *, updates: int = 120, ranks: i
         "timeline": "",
         "configuration": f'[schedule]\nname = "{name}"\n',
         "sample": "def f(x):\n    return x < 1 & True\n",
+        "speed": speed,
     }
     return Run(**(fields | changes))
 

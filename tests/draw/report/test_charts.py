@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.draw.report.charts import TONES, Bar, Curve, bar_chart, labels, line_chart, short, ticks
+from weft.draw.report.page import PARTS
 from weft.draw.timeline import colour
 
 SIZES = st.floats(-1e9, 1e9, allow_subnormal=False).filter(lambda value: value == 0 or abs(value) > 1e-9)
@@ -133,5 +134,5 @@ def test_colours_are_legible_and_differ_in_greyscale() -> None:
         assert all(colour.contrast(found[name], found["paper"]) > 4.5 for name in ("text", "muted"))
         greys = sorted(map(colour.lightness, tones[:4]))
         assert all(b - a > 3 for a, b in itertools.pairwise(greys))
-        parts = [colour.lightness(found[f"part-{at}"]) for at in range(6)]
+        parts = [colour.lightness(found[f"part-{at}"]) for at in range(len(PARTS))]
         assert all(abs(a - b) > 2 for a, b in itertools.pairwise(parts))

@@ -77,6 +77,22 @@ def test_the_resident_set_is_shown_in_parts() -> None:
     assert "Virtual ranks share one process." in charts(report([one], title="t", metric="loss"))[title]
 
 
+def test_a_category_of_memory_has_the_same_colour_in_all_reports() -> None:
+    fp32 = {"weights": 40, "gradients": 20, "optimizer": 40, "activations": 30}
+    pages = [report([make_run(memory=[memory])], title="t", metric="loss") for memory in (fp32, fp32 | {"masters": 40})]
+    legends, bars = [], []
+    for page in pages:
+        chart = charts(page)["Peak memory of each rank"]
+        legends.append(
+            {name: colour for colour, name in re.findall(r"background:var\((.*?)\).*?</i>(.*?)</li>", chart)}
+        )
+        bars.append(dict(re.findall(r'fill="var\((.*?)\)"><title>rank 0, (\w+):', chart)))
+    assert set(legends[0]) == set(fp32)
+    assert legends[1].items() > legends[0].items()
+    assert [{name: colour for colour, name in parts.items()} for parts in bars] == legends
+    assert all(f"{colour}: #" in pages[1] for colour in legends[1].values())
+
+
 @pytest.mark.parametrize("updates", [0, 1, 2])
 def test_short_and_empty_runs(updates: int) -> None:
     bare: dict[str, Any] = {"memory": [], "bubbles": [], "configuration": "", "sample": "", "figures": {}}

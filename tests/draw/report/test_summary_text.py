@@ -28,7 +28,7 @@ def test_the_summary_of_one_run() -> None:
 def test_the_summary_of_several_runs() -> None:
     words = Reader(report(eight_runs(), title="t", metric="loss")).words
     assert "8 runs: 1f1b, 2bw, wpipe, xpipe, 2 runs each." in words
-    assert "xpipe was the fastest, 350 samples/s, and 2bw the slowest, 290 samples/s." in words
+    assert "xpipe was the fastest, 350.5 samples/s, and 2bw the slowest, 290.5 samples/s." in words
     assert "2bw waited the least, 7.5% of the time, and xpipe the most, 12.5%." in words
     assert "needed the least memory" not in words  # all hold the same
     assert "smallest bubble 2bw: 7.5%" in words

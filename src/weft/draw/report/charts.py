@@ -127,9 +127,14 @@ def bar_chart(
     *,
     parts: Sequence[str],
     x_label: str,
+    colours: Sequence[int] | None = None,
     note: str = "",
 ) -> str:
-    """Stacked bars, a panel per group, all with the same scale. `x_label` names the axis with its unit."""
+    """Stacked bars, a panel per group, all with the same scale. `x_label` names the axis with its unit.
+
+    `colours` are the indices of the parts' colours, which are 0, 1, … by default.
+    """
+    colours = range(len(parts)) if colours is None else colours
     panels = [(name, rows) for name, rows in panels if rows]
     if not panels:
         return ""
@@ -142,14 +147,15 @@ def bar_chart(
             x = _percent(value / top)
             drawn.append(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{bottom}"/>')
             drawn.append(f'<text class="tick" x="{x}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
-        drawn += [_bar(bar, row, top, parts) for row, bar in enumerate(rows)]
+        drawn += [_bar(bar, row, top, parts, colours) for row, bar in enumerate(rows)]
         description = f"{x_label}. " + ". ".join(f"{bar.label}: {bar.text}" for bar in rows)
         panel_title = f"{title}, {name}" if name else title
         picture = _svg(panel_title, description, "".join(drawn), f'style="height:{bottom + AXIS}px"')
         head = f"<h4>{escape(name)}</h4>" if name else ""
         shown.append(f'<div class="panel">{head}<div class="bars">{picture}</div></div>')
     entries = [
-        f'<li><i style="background:var(--part-{index})"></i>{escape(part)}</li>' for index, part in enumerate(parts)
+        f'<li><i style="background:var(--part-{colour})"></i>{escape(part)}</li>'
+        for part, colour in zip(parts, colours, strict=True)
     ]
     legend = f'<ul class="legend">{"".join(entries)}</ul>' if len(parts) > 1 else ""
     columns = (*parts, "total") if len(parts) > 1 else parts
@@ -239,13 +245,13 @@ def _legend_sample(curve: Curve) -> str:
     return f'<svg class="key" width="30" height="12" aria-hidden="true">{stroke}{mark}</svg>'
 
 
-def _bar(bar: Bar, row: int, top: float, parts: Sequence[str]) -> str:
+def _bar(bar: Bar, row: int, top: float, parts: Sequence[str], colours: Sequence[int]) -> str:
     y, start, drawn = row * ROW, 0.0, []
-    for part, (name, value) in enumerate(zip(parts, bar.values, strict=True)):
+    for name, value, colour in zip(parts, bar.values, colours, strict=True):
         if value > 0:
             place = f'x="{_percent(start / top)}" width="{_percent(value / top)}" y="{y + 3}" height="{ROW - 6}"'
             title = f"<title>{escape(f'{bar.label}, {name}: {short(value)}')}</title>"
-            drawn.append(f'<rect {place} fill="var(--part-{part})">{title}</rect>')
+            drawn.append(f'<rect {place} fill="var(--part-{colour})">{title}</rect>')
             start += value
     middle = y + ROW / 2 + 4
     drawn.append(f'<text class="tick" x="0" dx="-8" y="{middle:g}" text-anchor="end">{escape(bar.label)}</text>')

@@ -33,6 +33,7 @@ from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS
 from weft.simulate import CATEGORIES
 from weft.text import byte_unit, format_bytes
 
+PARTS = (*CATEGORIES, "other")  # of memory; each has its own colour
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
@@ -218,11 +219,7 @@ def _memory_chart(runs: Sequence[Run]) -> str:
     every_rank = [memory for ranks in peaks.values() for memory in ranks]
     most = max(map(total_bytes, every_rank), default=0)
     scale, unit = byte_unit(most)
-    parts = [
-        part
-        for part in (*CATEGORIES, "other")
-        if any(_part_bytes(memory, part) > 0.001 * most for memory in every_rank)
-    ]
+    parts = [part for part in PARTS if any(_part_bytes(memory, part) > 0.001 * most for memory in every_rank)]
     panels = []
     for group, ranks in peaks.items():
         rows = [
@@ -235,7 +232,14 @@ def _memory_chart(runs: Sequence[Run]) -> str:
         ]
         panels.append((group if len(peaks) > 1 else "", rows))
     note = "The largest peak of each rank over the runs of a group." if _group_note(runs) else ""
-    return bar_chart("Peak memory of each rank", panels, parts=[*map(category_name, parts)], x_label=unit, note=note)
+    return bar_chart(
+        "Peak memory of each rank",
+        panels,
+        parts=[*map(category_name, parts)],
+        x_label=unit,
+        colours=[*map(PARTS.index, parts)],
+        note=note,
+    )
 
 
 def _resident_chart(runs: Sequence[Run]) -> str:

@@ -29,6 +29,7 @@ class Run:
     memory       peak bytes of each rank by category, and "total"
     resident     the resident set of each process, by its name: "peak", and the parts of the peak
     bubbles      the share of its time that each rank waited, 0 to 1
+    speed        samples per second of the whole training time
     timeline     an SVG, from `weft.draw.svg`
     """
 
@@ -43,6 +44,7 @@ class Run:
     configuration: str  # TOML
     sample: str = ""  # generated text
     resident: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    speed: float = math.nan
 
     @property
     def peak(self) -> float:
@@ -52,12 +54,6 @@ class Run:
     @property
     def bubble(self) -> float:
         return sum(self.bubbles) / len(self.bubbles) if self.bubbles else math.nan
-
-    @property
-    def speed(self) -> float:
-        """Samples per second: the median over the training lines."""
-        speeds = series(self.training, "samples_per_second")[:, VALUE]
-        return float(np.median(speeds)) if len(speeds) else math.nan
 
     def final(self, metric: str) -> float:
         values = series(self.evaluations, metric)[:, VALUE]

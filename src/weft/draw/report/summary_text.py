@@ -12,7 +12,7 @@ from weft.draw.report.runs import SAMPLES, VALUE, Run, Series, average, by_group
 from weft.metrics import higher_is_better
 from weft.text import format_bytes, format_duration
 
-_format_speed, _format_share = "{:,.0f} samples/s".format, "{:.1%}".format
+_format_speed, _format_share = "{:.1f} samples/s".format, "{:.1%}".format
 
 
 def summary(runs: Sequence[Run], metric: str, reference: tuple[str, float] | None) -> str:

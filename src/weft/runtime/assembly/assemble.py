@@ -15,7 +15,7 @@ from weft.runtime.assembly.dtypes import check_dtypes
 from weft.runtime.assembly.hooks import check_hooks
 from weft.runtime.assembly.initial_weights import start_weights
 from weft.runtime.assembly.layout import Layout, layout_of
-from weft.runtime.assembly.settings import Settings, check_weights
+from weft.runtime.assembly.settings import Settings
 from weft.runtime.comm import Collectives, Transport
 from weft.runtime.device import Uploads
 from weft.runtime.engine import PRECISIONS, Blocking, ComputeSettings, Driver, Seeds, TurnTaking, Worker
@@ -24,7 +24,7 @@ from weft.runtime.partition import LayeredModel, chunk_layers, layered_model
 from weft.runtime.process import give_back_memory
 from weft.runtime.update import cure_for
 from weft.runtime.weights import GradientSync, gradient_sync_for
-from weft.schedule import Program, RecomputeChoice, Schedule, lower, verify_program, write_csv
+from weft.schedule import Program, RecomputeChoice, Schedule, check_autocast, lower, verify_program, write_csv
 
 BUILD = "build the chunks"  # purpose of collective calls
 SAME_OPTIMIZER = (
@@ -71,7 +71,8 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     precision = PRECISIONS[settings.precision or "fp32"]
     whole = layered_model(model, cut=settings.cut, example=settings.example, dtype=precision.weights)
     recompute = resolve.recompute_for(settings, schedule, checkpointing=whole.checkpointing)
-    check_weights(program, recompute=recompute, precision=precision)
+    if precision.autocast is not None:
+        check_autocast(schedule)
     check_dtypes(whole, precision)
     check_hooks(whole, program, precision)
     cure = cure_for(settings.cure, program)

@@ -15,10 +15,10 @@ from torch import nn
 
 from weft.errors import WeftError
 from weft.runtime.device import check_device
-from weft.runtime.engine import PRECISIONS, LossFunction, Precision
+from weft.runtime.engine import PRECISIONS, LossFunction
 from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
-from weft.schedule import Program, RecomputeChoice, Schedule, check_recompute, check_sizes
+from weft.schedule import RecomputeChoice, Schedule, check_recompute, check_sizes
 from weft.text import did_you_mean
 
 PREDICT = {
@@ -169,22 +169,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, str | int | float | None) else repr(value)
-
-
-def check_weights(program: Program, *, recompute: Sequence[RecomputeChoice], precision: Precision) -> None:
-    """Refuse options that do not work with the weights that a schedule reads."""
-    schedule = program.schedule
-    if schedule.weights.backward == "forward":
-        return
-    rule = f"{schedule.name} runs backwards at other weights than their forwards"
-    remedy = (
-        "use a schedule whose backward is at its forward's weights, such as wpipe or 2bw, with prediction or without"
-    )
-    if any(recompute):
-        raise WeftError(
-            f"{rule}, so a forward can't be computed again for its backward; leave recompute out, or {remedy}"
-        )
-    if precision.autocast is not None:
-        raise WeftError(
-            f'{rule}, but what autocast saves are casts of the forward\'s weights; use precision="bf16", or {remedy}'
-        )

@@ -35,6 +35,17 @@ def norm_groups(program: Program) -> list[list[int]]:
     return groups
 
 
+def check_clip_norm(program: Program) -> None:
+    """Refuse a schedule whose chunks share no norm."""
+    groups, schedule = norm_groups(program), program.schedule
+    if not _cover_most_chunks(groups, schedule):
+        raise WeftError(
+            f"clip_norm needs one norm over all chunks, and {schedule.name}'s chunks update at {len(groups)} "
+            "different delays, so it would have to wait; use 2bw (without prediction), wpipe (a norm for each of "
+            "its two groups) or a synchronous schedule"
+        )
+
+
 def _delays(program: Program, chunk: int) -> list[int]:
     """How late a chunk's forwards read, by micro-batch."""
     rank = program.schedule.placement[chunk]
@@ -81,14 +92,10 @@ def gradient_sync_for(
     if ties:
         stages.append(Tie(groups=ties))
     if clip_norm is not None or skip_nan:
+        if clip_norm is not None:
+            check_clip_norm(program)
         chunks = norm_groups(program)
         shared = _cover_most_chunks(chunks, schedule)
-        if clip_norm is not None and not shared:
-            raise WeftError(
-                f"clip_norm needs one norm over all chunks, and {schedule.name}'s chunks update at {len(chunks)} "
-                "different delays, so it would have to wait; use 2bw (without prediction), wpipe (a norm for each of "
-                "its two groups) or a synchronous schedule"
-            )
         norms = _by_member(_norms(members, sets, chunks, _tied_homes(sets, program) if shared else {}))
         stages.append(Norm(groups=norms, ties=ties if shared else {}, limit=clip_norm))
     across: dict[str, AllReduce] = {}

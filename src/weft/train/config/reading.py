@@ -52,8 +52,8 @@ def check_value(kind: Any, rule: Rule, raw: Any, path: str, source: str = "") ->
         element = kind if kind == MIXED else next(iter(get_args(kind)), Any)
         return [check_value(element, rule, item, f"{path}[{index}]", source) for index, item in enumerate(value)]
     if not rule.admits(kind, value):
-        hint = did_you_mean(str(value), map(str, rule.allowed or ()))
-        raise _error(source, raw, f"{path} must be {rule.describe(kind)} (got {format_value(value):.80}){hint}")
+        got = f"(got {format_value(value):.80}){rule.suggestion(value)}"
+        raise _error(source, raw, f"{path} must be {rule.describe(kind)} {got}")
     return float(value) if kind is float else value
 
 

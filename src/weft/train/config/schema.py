@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, get_origin, get_type_hints
 
+from weft.text import did_you_mean
+
 MIXED: Any = bool | str | list[Any]
 KINDS: dict[Any, str] = {
     bool: "true or false",
@@ -60,8 +62,19 @@ class Rule:
         if self.allowed is None:
             return " and ".join(f"{word} {bound}" for word, bound in self.bounds.items())
         function = ", or package.module:function, or file.py:function" if self.custom else ""
-        plain = [value if isinstance(value, str) and value else format_value(value) for value in self.allowed]
-        return f"one of {', '.join(plain)}{function}"
+        return f"one of {', '.join(self._words)}{function}"
+
+    @property
+    def _words(self) -> list[str]:
+        """The allowed values as users write them."""
+        return [value if isinstance(value, str) and value else format_value(value) for value in self.allowed or ()]
+
+    def suggestion(self, value: Any) -> str:
+        """`, did you mean 'layer'?` or `, did you mean true?`: only strings have quotes."""
+        hint = did_you_mean(str(value), self._words)
+        for literal in (format_value(value) for value in self.allowed or () if not isinstance(value, str)):
+            hint = hint.replace(repr(literal), literal)
+        return hint
 
     def describe(self, kind: Any) -> str:
         """Type and limits, to follow "must be"."""
