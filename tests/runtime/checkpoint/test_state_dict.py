@@ -431,6 +431,32 @@ def interrupted(count: int) -> list[Any]:
     return [problem, equal(taken or expected, expected), equal(again, expected)]
 
 
+def left_early() -> str:
+    """Rank 0 takes one tensor and leaves, and ends only when rank 1 has given up: what rank 1 says."""
+    pipe, problem = pipeline(build("mlp"), stages=None), ""
+    pipe.state_dict()
+    pipe._assembly.collectives._deadline = 1.0  # not before: building may take longer
+    try:
+        for _ in pipe.iter_state_dict():
+            if dist.get_rank() == 0:
+                break
+    except RunError as late:
+        problem = str(late)
+    own = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        own.wait(["given up"])
+    else:
+        own.set("given up", "")
+    return problem
+
+
+def test_a_rank_waits_for_one_that_has_left_an_iteration(launch: Callable[..., list[Any]]) -> None:
+    first, second = launch(left_early, ranks=2)
+    assert first == ""
+    assert "waited 1 s for all ranks to gather" in second
+    assert "which every rank iterates to the end" in second
+
+
 def test_a_rank_that_leaves_an_iteration_can_not_go_on(launch: Callable[..., list[Any]]) -> None:
     """Rank 1 still sends the rest of the first state; its tensors would be taken for others of the same shapes."""
     first, second = launch(interrupted, 2, ranks=2)
