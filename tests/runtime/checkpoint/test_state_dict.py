@@ -401,6 +401,19 @@ def test_rank_0_alone_has_the_state(launch: Callable[..., list[Any]]) -> None:
     assert states_on_three_ranks() == first
 
 
+def test_the_step_after_a_state_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Malloc would keep many small tensors that the user has dropped."""
+    given_back: list[int] = []
+    steps = 0
+    monkeypatch.setattr("weft.runtime.pipeline.give_back_memory", lambda: given_back.append(steps))
+    pipe = pipeline(build("mlp"), schedule="2bw", stages=2)
+    for steps, batch in enumerate(batches("mlp", 4)):
+        pipe.step(*batch)
+        if steps == 1:
+            pipe.state_dict()
+    assert given_back == [2]
+
+
 def test_a_state_is_of_one_moment() -> None:
     pipe = pipeline(build("mlp"), schedule="2bw", stages=2)
     state = pipe.iter_state_dict()
