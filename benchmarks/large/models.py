@@ -6,7 +6,7 @@ A GPT is cut into equal numbers of half blocks; its vocabulary is small, so that
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,19 +50,20 @@ def build(size: Size) -> nn.Sequential:
     from torch import nn
 
     import weft
+    from weft.train.data_spec import DataSpec
+    from weft.train.models import GPT as Options
+    from weft.train.models import build_model
 
-    with weft.on_meta():
-        if size.kind == "linear":
+    if size.kind == "linear":
+        with weft.on_meta():
             return nn.Sequential(*(nn.Linear(size.width, size.width) for _ in range(size.layers)))
-        from weft.train.data_spec import DataSpec
-        from weft.train.models.gpt import build_gpt
-        from weft.train.models.options import GPT as Options
-
-        options = Options(
-            name="gpt", layers=size.layers, width=size.width, heads=size.width // 64, inner=4 * size.width, tied=False
-        )
-        spec = DataSpec(task="language", form="tokens", vocabulary=size.vocabulary, context=size.context)
-        return build_gpt(replace(options, dropout=0.0), spec)
+    heads, inner = size.width // 64, 4 * size.width
+    options = Options(
+        name="gpt", layers=size.layers, width=size.width, heads=heads, inner=inner, tied=False, dropout=0.0
+    )
+    spec = DataSpec(task="language", form="tokens", vocabulary=size.vocabulary, context=size.context)
+    model: nn.Sequential = build_model(options, spec, seed=0).model
+    return model
 
 
 def balance(size: Size, chunks: int) -> list[int]:

@@ -222,3 +222,81 @@ def test_a_rule_that_fails_is_named() -> None:
 def test_a_function_for_a_real_model_is_refused() -> None:
     with pytest.raises(WeftError, match="this one is real; leave weights out"):
         weft.materialize(nn.Linear(2, 2), weights=lambda module: None)
+
+
+# What constructors do themselves
+
+
+class Tied(nn.Module):
+    """As language models have it, in both directions."""
+
+    def __init__(self, *, of_output: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(40, 16), nn.Linear(16, 40, bias=False)
+        if of_output:
+            self.embedding.weight = self.output.weight
+        else:
+            self.output.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize("of_output", [False, True])
+def test_a_tied_weight_is_that_of_the_module_that_made_it(of_output: bool) -> None:
+    """An embedding starts with a deviation of 1, a linear layer with much less."""
+    made = weft.materialize(on_meta(lambda: Tied(of_output=of_output)))
+    real = Tied(of_output=of_output)
+    assert made.output.weight.std().item() == pytest.approx(real.output.weight.std().item(), rel=0.1)
+    with torch.device("meta"):
+        unknown = Tied()
+    assert weft.materialize(unknown).output.weight.std().item() == pytest.approx(1.0, rel=0.1)  # the first one's
+
+
+class Scheme(nn.Module):
+    """A rule for all modules, without transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 32)
+        self.apply(self._init_weights)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            module.weight.data.normal_(std=0.02)
+            module.bias.data.fill_(3.0)
+
+
+def test_a_rule_for_all_modules_is_repeated() -> None:
+    made = weft.materialize(on_meta(Scheme))
+    assert made.inner.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert made.inner.bias.tolist() == [3.0] * 32
+
+
+class Corrects(nn.Module):
+    """Its constructor writes to its parts after their own initialization."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        if how == "init":
+            nn.init.normal_(self.inner.weight, std=0.02)
+        elif how == "data":
+            self.inner.weight.data.mul_(2)
+        elif how == "view":
+            with torch.no_grad():
+                self.inner.weight[0].zero_()
+        else:
+            self.inner.reset_parameters()
+
+
+@pytest.mark.parametrize("how", ["init", "data", "view"])
+def test_what_a_constructor_writes_itself_is_refused(how: str) -> None:
+    """Nothing would repeat it on the rank that holds the tensor."""
+    model = on_meta(lambda: Corrects(how))
+    words = r"test_initialize\.py, line \d+ writes to inner\.weight, which is lost.*reset_parameters.*weights="
+    with pytest.raises(WeftError, match=words):
+        weft.materialize(model)
+    assert model.inner.weight.is_meta
+    weft.materialize(model, weights=lambda module: None)  # the user takes care of it
+
+
+def test_a_constructor_may_call_the_rules_of_its_parts() -> None:
+    assert not weft.materialize(on_meta(lambda: Corrects("reset"))).inner.weight.is_meta

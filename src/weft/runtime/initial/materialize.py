@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from weft.errors import WeftError
 from weft.runtime.initial.initialize import Initializer, initialize
+from weft.runtime.initial.on_meta import last_write
 from weft.runtime.initial.places import check_attributes, places_of, replace_by_empty
 from weft.runtime.partition import LayeredModel, Place
 from weft.runtime.storage import Form, TensorMapping, TensorSource
@@ -70,7 +71,8 @@ def make_tensors(
     new = [member for member in members if member.own and member.before.is_meta and id(member.before) not in found]
     try:
         others = {names[key][0]: getattr(*found[0]) for key, found in places.items()}
-        _initialize(model.root, new, others, places, seed=seed, function=function)
+        tied = {member.name: _keeper(member, places) for member in new if len(names[id(member.before)]) > 1}
+        _initialize(model.root, new, others, places, tied, seed=seed, function=function)
         for member in members:
             if source is not None and id(member.before) in found:
                 with torch.no_grad():
@@ -179,6 +181,7 @@ def _initialize(
     members: Sequence[_Member],
     others: dict[str, Tensor],
     places: dict[int, list[Place]],
+    tied: dict[str, nn.Module],
     *,
     seed: int,
     function: Initializer | None,
@@ -187,10 +190,15 @@ def _initialize(
     if not members:
         return
     for member in members:
+        if function is None and (lost := last_write(member.before).lost):
+            raise WeftError(
+                f"{lost} writes to {member.name}, which is lost on the meta device; do that in reset_parameters of its "
+                "module, or give weights= a function that initializes a module"
+            )
         if member.now.is_floating_point() or member.now.is_complex():
             member.now.fill_(float("nan"))
     tensors = {member.name: member.now for member in members}
-    written = initialize(root, list(tensors), others | tensors, seed=seed, function=function)
+    written = initialize(root, list(tensors), others | tensors, seed=seed, tied=tied, function=function)
     for member in members:
         name, now = member.name, member.now
         for owner, attribute in places[id(member.before)]:
@@ -200,6 +208,12 @@ def _initialize(
                 setattr(owner, attribute, now)
         if now.numel() and (name not in written or now.isnan().any()):
             raise WeftError(_uninitialized(member, places[id(member.before)][0]))
+
+
+def _keeper(member: _Member, places: dict[int, list[Place]]) -> nn.Module:
+    """The module that a tied tensor was made for."""
+    module = last_write(member.before).module
+    return (module and module()) or places[id(member.before)][0][0]
 
 
 def _uninitialized(member: _Member, place: Place) -> str:

@@ -25,6 +25,15 @@ def seed_of(*parts: int | str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+def written_tensors(func: Any, args: Any) -> list[Tensor]:
+    """The tensors that an operation writes to."""
+    return [
+        value
+        for argument, value in zip(func._schema.arguments, args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor)
+    ]
+
+
 class SeededInitialization(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """For use around the initialization of modules; `written` are the names of the tensors that it has written to.
 
@@ -33,15 +42,16 @@ class SeededInitialization(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seed, self._module = seed, ""
+        self._seed, self.module = seed, ""
         self._storages = [tensor.untyped_storage() for tensor in tensors.values()]  # held: an address is not used again
         self._names = {storage._cdata: name for storage, name in zip(self._storages, tensors, strict=True)}
         self._calls: Counter[str] = Counter()
         self.written: set[str] = set()
+        self.kept: set[str] = set()  # names of tensors that stay as they are
 
     def begin(self, module: str) -> None:
         """A module of this name is initialized next; it may also use the generators of Python and NumPy."""
-        self._module = module
+        self.module = module
         seed = seed_of(self._seed, module)
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
@@ -49,15 +59,14 @@ class SeededInitialization(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        targets = [
-            value
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor)
-        ]
+        targets = written_tensors(func, args)
         names = [name for target in targets if (name := self._name_of(target)) is not None]
+        if self.kept.intersection(names):
+            spare = {id(target): torch.empty_like(target) for target in targets}
+            return func(*(spare.get(id(value), value) for value in args), **kwargs)
         self.written.update(names)
         if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
-            key = f"tensor {names[0]}" if names else f"module {self._module}"
+            key = f"tensor {names[0]}" if names else f"module {self.module}"
             self._calls[key] += 1
             torch.default_generator.manual_seed(seed_of(self._seed, key, self._calls[key]))
         return func(*args, **kwargs)
