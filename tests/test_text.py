@@ -48,3 +48,9 @@ def test_suggestions() -> None:
     assert did_you_mean("WPIPES", ["wpipe", "xpipe"]) == ", did you mean 'wpipe'?"
     assert did_you_mean("rate", ["rates"], prefix="train.") == ", did you mean 'train.rates'?"
     assert did_you_mean("nothing", ["wpipe"]) == ""
+
+
+def test_a_name_with_another_prefix_is_the_closest() -> None:
+    assert did_you_mean("h.0", ["h.0x", "transformer.h.0"]) == ", did you mean 'transformer.h.0'?"
+    assert did_you_mean("a.very.long.prefix.of.H.0", ["h.1", "0", "h.0"]) == ", did you mean 'h.0'?"
+    assert did_you_mean("0", ["transformer0"]) == ""

@@ -50,7 +50,7 @@ class Search:
             return None
         known = sorted((layers, trial["peak"]) for layers, trial in self.trials.items() if trial["fits"])
         if len(known) < 2:
-            return self.largest + self.step if refused else 2 * self.largest or self.step
+            return self.largest + self.step if refused else 2 * self.largest or 2 * self.step
         (few, low), (many, high) = known[-2:]
         slope = max(1.0, (high - low) / (many - few))
         guess = int(many + (self.limit - high) / slope) // self.step * self.step

@@ -12,9 +12,17 @@ def did_you_mean(word: str, known: Iterable[str], *, prefix: str = "") -> str:
 
     `prefix` is prepended to the suggestion.
     """
+    name = closest(str(word), known)
+    return "" if name is None else f", did you mean {prefix + name!r}?"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most similar, ignoring case: with dots, first one that has a prefix more or less."""
     spelling = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(str(word).lower(), spelling, n=1)
-    return f", did you mean {prefix + spelling[close[0]]!r}?" if close else ""
+    word = word.lower()
+    prefixed = [name for name in spelling if name.endswith(f".{word}") or (name and word.endswith(f".{name}"))]
+    close = sorted(prefixed, key=lambda name: abs(len(name) - len(word))) or difflib.get_close_matches(word, spelling)
+    return spelling[close[0]] if close else None
 
 
 def format_number(value: float) -> str:

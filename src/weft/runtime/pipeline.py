@@ -18,7 +18,7 @@ from weft.runtime.assembly import Settings, assemble
 from weft.runtime.device import current_stream, within_stream
 from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
 from weft.runtime.initial import Weights
-from weft.runtime.process import status
+from weft.runtime.process import give_back_memory, status
 from weft.runtime.report import Report, empty_process, explain_resident, gather_report, gather_timeline
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
 from weft.schedule import RecomputeChoice, Schedule, Timeline, check_sizes
@@ -81,6 +81,7 @@ class Pipeline:
         self._fed = 0  # mini-batches since the last flush
         self._broken: str | None = None
         self._iterating = False  # over the state, which other ranks do at the same time
+        self._gave_state = False  # since the last step: tensors that the user may have dropped meanwhile
         self._stream = current_stream(self._assembly.compute.device)  # that it computes on
 
     # Training
@@ -90,6 +91,9 @@ class Pipeline:
 
         Only ranks that need inputs (the first chunk's) or targets (the last one's) use them.
         """
+        if self._gave_state:
+            give_back_memory()
+            self._gave_state = False
         self._feed(inputs, targets, even=True)
         self._run(lambda worker: worker.cycle(self._fed))
         self._fed += 1
@@ -254,6 +258,7 @@ class Pipeline:
         """
         self._check_iterated()
         self.flush()
+        self._gave_state = True
         return self._iterated(
             checkpoint.iter_state_dict(
                 self._assembly, lambda: (self._driver.workers[0].begun, self._fed), rank0_only=rank0_only

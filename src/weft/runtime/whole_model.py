@@ -16,8 +16,8 @@ M = TypeVar("M", bound=nn.Module)
 def materialize(model: M, *, weights: Weights = None, seed: int = 0) -> M:
     """Give a model on the meta device its weights, the same ones as in a pipeline, and return it.
 
-    `weights` is a file or folder of safetensors, a checkpoint, or a function that initializes a module, as for
-    `nn.Module.apply`. Without it, the model initializes itself.
+    `weights` is a file or folder of safetensors, a checkpoint, a dict of tensors, or a function that initializes a
+    module, as for `nn.Module.apply`. Without it, the model initializes itself.
     """
     tensors = [tensor for _, _, tensor in named_tensors(model)]
     whole = LayeredModel(layers=[model], root=model, state=state_tensors(model))

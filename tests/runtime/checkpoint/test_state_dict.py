@@ -401,6 +401,19 @@ def test_rank_0_alone_has_the_state(launch: Callable[..., list[Any]]) -> None:
     assert states_on_three_ranks() == first
 
 
+def test_the_step_after_a_state_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Malloc would keep many small tensors that the user has dropped."""
+    given_back: list[int] = []
+    steps = 0
+    monkeypatch.setattr("weft.runtime.pipeline.give_back_memory", lambda: given_back.append(steps))
+    pipe = pipeline(build("mlp"), schedule="2bw", stages=2)
+    for steps, batch in enumerate(batches("mlp", 4)):
+        pipe.step(*batch)
+        if steps == 1:
+            pipe.state_dict()
+    assert given_back == [2]
+
+
 def test_a_state_is_of_one_moment() -> None:
     pipe = pipeline(build("mlp"), schedule="2bw", stages=2)
     state = pipe.iter_state_dict()
@@ -429,6 +442,32 @@ def interrupted(count: int) -> list[Any]:
     again = pipe.state_dict()
     pipe.close()
     return [problem, equal(taken or expected, expected), equal(again, expected)]
+
+
+def left_early() -> str:
+    """Rank 0 takes one tensor and leaves, and ends only when rank 1 has given up: what rank 1 says."""
+    pipe, problem = pipeline(build("mlp"), stages=None), ""
+    pipe.state_dict()
+    pipe._assembly.collectives._deadline = 1.0  # not before: building may take longer
+    try:
+        for _ in pipe.iter_state_dict():
+            if dist.get_rank() == 0:
+                break
+    except RunError as late:
+        problem = str(late)
+    own = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        own.wait(["given up"])
+    else:
+        own.set("given up", "")
+    return problem
+
+
+def test_a_rank_waits_for_one_that_has_left_an_iteration(launch: Callable[..., list[Any]]) -> None:
+    first, second = launch(left_early, ranks=2)
+    assert first == ""
+    assert "waited 1 s for all ranks to gather" in second
+    assert "which every rank iterates to the end" in second
 
 
 def test_a_rank_that_leaves_an_iteration_can_not_go_on(launch: Callable[..., list[Any]]) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import weft
-from weft.errors import WeftError
+from weft.errors import RunError, WeftError
 
 BF16: dict[str, Any] = {"precision": "bf16"}
 
@@ -225,6 +225,26 @@ def test_a_layer_that_mixes_dtypes_is_told_how_not_to() -> None:
         pipe.step(inputs, targets)
     for casts, precision in ((True, "bf16"), (False, "bf16-autocast")):
         assert pipeline([*linear(3), Positions(casts=casts)], precision=precision).step(inputs, targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_low_precision_is_told_of_fp32_inputs(dtype: torch.dtype) -> None:
+    inputs, targets = batches(1)[0]
+    name = str(dtype)[6:]
+    with pytest.raises(RunError, match=rf"parameters of {name}.*model\.float\(\).*or give it inputs of {name}"):
+        pipeline(linear().to(dtype)).step(inputs, targets)
+    pipe = pipeline(linear().to(dtype))
+    pipe.step(inputs.to(dtype), targets.to(dtype))
+    pipe.flush()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_errors_are_not_taken_for_mixed_dtypes(dtype: torch.dtype) -> None:
+    inputs, targets = batches(1)[0]
+    inputs = inputs[:, 1:].to(dtype) if dtype == torch.bfloat16 else inputs.double()
+    with pytest.raises(RunError, match="mat1 and mat2") as refused:
+        pipeline(linear().to(dtype)).step(inputs, targets)
+    assert "trained parameters" not in str(refused.value)
 
 
 # Refusals

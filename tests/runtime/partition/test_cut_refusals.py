@@ -85,6 +85,7 @@ def test_sizes_are_fixed_where_they_cannot_be_free() -> None:
     ("at", "message"),
     [
         (["block.1"], "Stack has no submodule 'block.1' to cut at, did you mean 'blocks.1'?"),
+        (["1"], "Stack has no submodule '1' to cut at, did you mean 'blocks.1'?"),
         ([""], "Stack has no submodule '' to cut at; its first submodule is 'blocks'"),
         ([], r"a model is cut at submodules \(names: none"),
         (["blocks.1", "blocks.1"], r"cut once before a submodule \(given 2 times: blocks.1\); drop one"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,11 @@ def wrong_shard(folder: Path) -> None:
     write_index(folder, dict.fromkeys("abc", "model-00001-of-00002.safetensors"))
 
 
+def pickles_only(folder: Path) -> None:
+    nothing(folder)
+    torch.save(FIRST, folder / "pytorch_model.bin")
+
+
 def no_folder(folder: Path) -> None:
     nothing(folder)
     folder.rmdir()
@@ -114,6 +120,7 @@ def no_folder(folder: Path) -> None:
 
 REFUSED: dict[Callable[[Path], None], str] = {
     nothing: "weights are safetensors files .* holds none",
+    pickles_only: "pytorch_model.bin is a pickle .torch.save., which weft does not read; convert it: safetensors",
     no_folder: "can't be read: No such file",
     shard_is_missing: "00002-of-00002.safetensors, which is not there",
     index_is_no_json: "has no weight_map .*JSONDecodeError",
@@ -131,6 +138,40 @@ def test_a_folder_that_is_not_clear_is_refused(damage: Callable[[Path], None], s
     damage(shards)
     with pytest.raises(WeftError, match=REFUSED[damage]):
         read_all(StoredWeights(shards))
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
+def test_a_pickle_is_refused(tmp_path: Path, new: bool) -> None:
+    torch.save(FIRST, tmp_path / "model.pt", _use_new_zipfile_serialization=new)
+    with pytest.raises(WeftError, match=r"model\.pt is a pickle .*torch\.load\(path, weights_only=True\)"):
+        StoredWeights(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80", b"\x80\x02" + bytes(6), b"something else"])
+def test_other_files_are_not_taken_for_pickles(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(WeftError, match="is not an intact safetensors file"):
+        StoredWeights(tmp_path / "model.pt")
+
+
+def test_a_header_that_begins_like_a_pickle_is_read(tmp_path: Path) -> None:
+    """Its length, 640, has the bytes 80 02."""
+    tensors = {f"{number:03}": torch.arange(1.0) + number for number in range(9)}
+    text = json.dumps(
+        {
+            name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * place, 4 * place + 4]}
+            for place, name in enumerate(tensors)
+        }
+    )
+    data = b"".join(tensor.numpy().tobytes() for tensor in tensors.values())
+    (tmp_path / "file").write_bytes(struct.pack("<Q", 640) + text.ljust(640).encode() + data)
+    assert_same(read_all(StoredWeights(tmp_path / "file")), tensors)
+
+
+def test_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").touch()
+    with pytest.raises(WeftError, match=r"is the folder of a run.*checkpoints/update-….*weft export"):
+        stored_weights(tmp_path)
 
 
 def test_an_unknown_name_is_refused(shards: Path) -> None:

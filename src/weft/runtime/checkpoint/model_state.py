@@ -39,7 +39,8 @@ def _gathered(assembly: Assembly, name: str, *, rank0_only: bool = False) -> Ten
     """A copy of one tensor of the model's state, from the first replica: on every rank, or on rank 0 alone."""
     collectives, home = assembly.collectives, assembly.layout.homes[name]
     holder, local = assembly.schedule.placement[home], assembly.chunks.get((0, home))
-    purpose, wanted = f"gather {name} of the model's state", collectives.first or not rank0_only
+    purpose = f"gather {name} of the model's state, which every rank iterates to the end"
+    wanted = collectives.first or not rank0_only
     if local is None:
         like, device = assembly.layout.model.state[name], "cpu" if wanted else "meta"
         tensor = torch.empty_like(like, device=device, requires_grad=False)

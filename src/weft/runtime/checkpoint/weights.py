@@ -12,10 +12,19 @@ from weft.errors import WeftError
 from weft.runtime.checkpoint.files import MANIFEST, Checkpoint, refusing_errors
 from weft.runtime.storage import Form, StoredWeights, TensorSource
 
+JOB = "job.toml"  # in the folder of a run
+
 
 def stored_weights(path: str | os.PathLike[str]) -> TensorSource:
     """The tensors of a checkpoint of weft, of a safetensors file, or of a folder of them."""
-    return CheckpointWeights(path) if (Path(path) / MANIFEST).exists() else StoredWeights(path)
+    if (Path(path) / MANIFEST).exists():
+        return CheckpointWeights(path)
+    if (Path(path) / JOB).exists() and not any(Path(path).glob("*.safetensors")):
+        raise WeftError(
+            f"{path} is the folder of a run, not of weights; name one of its checkpoints, such as "
+            f"{Path(path) / 'checkpoints' / 'update-…'}, or the folder that `weft export` writes"
+        )
+    return StoredWeights(path)
 
 
 class CheckpointWeights:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from weft.errors import WeftError, one_line
+
+LOW = (torch.bfloat16, torch.float16)
+MIXED = "dtype|scalar type"  # in what PyTorch says of operands with different dtypes
+
+
+def remedy_for_mixed(problem: Exception, parameters: Iterable[Tensor]) -> str:
+    """What else to say of an error in a pass, if it may be of bf16 or fp16 parameters with fp32 inputs."""
+    low = [str(tensor.dtype).removeprefix("torch.") for tensor in parameters if tensor.dtype in LOW]
+    if not low or not re.search(MIXED, str(problem)):
+        return ""
+    return (
+        f"; the model has trained parameters of {low[0]}: train it in fp32 (model.float()), with "
+        f'precision="bf16" to compute in bf16, or give it inputs of {low[0]}'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +56,7 @@ class Precision:
 
     def explain(self, problem: RuntimeError, layer: int) -> None:
         """Raise an error with a remedy if a layer has failed because it mixes dtypes."""
-        if self.weights is not None and re.search("dtype|scalar type", str(problem)):
+        if self.weights is not None and re.search(MIXED, str(problem)):
             raise WeftError(
                 f"layer {layer} mixes dtypes, because its weights and inputs are bf16 and its buffers are not "
                 f"({one_line(problem)}); cast them in its forward, such as x + self.table.to(x.dtype), or use "

@@ -22,6 +22,7 @@ from weft.runtime.engine.completions import Completions, check_loss, loss_number
 from weft.runtime.engine.device_meter import meter_for
 from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.engine.memory import MemoryAccount
+from weft.runtime.engine.precision import remedy_for_mixed
 from weft.runtime.engine.staleness import Staleness
 from weft.runtime.engine.task import Task, tasks
 from weft.runtime.engine.waiting import DEVICE, GRADIENTS, NOTHING, Wait, Waits
@@ -127,7 +128,9 @@ class Worker:
                 kind = Diverged if isinstance(problem, Diverged) else WeftError
                 self._located = kind(f"{place}: {problem}")
                 raise self._located from problem
-            raise RunError(f"{place}: {type(problem).__name__}: {problem}") from problem
+            trained = (tensor for parameters in self.chunks[chunk].sets for tensor in parameters.versions.live)
+            remedy = remedy_for_mixed(problem, trained)
+            raise RunError(f"{place}: {type(problem).__name__}: {problem}{remedy}") from problem
 
     # Waiting
 

@@ -7,7 +7,7 @@ receive them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 import torch
@@ -18,10 +18,12 @@ from weft.runtime.initial.initialize import Initializer, initialize
 from weft.runtime.initial.on_meta import last_write
 from weft.runtime.initial.places import check_attributes, places_of, replace_by_empty
 from weft.runtime.partition import LayeredModel, Place
-from weft.runtime.storage import TensorSource
+from weft.runtime.storage import Form, TensorMapping, TensorSource
+from weft.text import closest
 
-Weights: TypeAlias = "str | os.PathLike[str] | TensorSource | Initializer | None"
+Weights: TypeAlias = "str | os.PathLike[str] | Mapping[str, Tensor] | TensorSource | Initializer | None"
 OpenWeights: TypeAlias = "Callable[[str | os.PathLike[str]], TensorSource]"
+SOURCE_METHODS = ("names", "form", "read_into")
 
 
 class _Member(NamedTuple):
@@ -88,13 +90,16 @@ def _parse(weights: Weights, open_weights: OpenWeights) -> tuple[TensorSource | 
         return None, None
     if isinstance(weights, str | os.PathLike):
         return open_weights(weights), None
-    if hasattr(weights, "read_into"):
+    if isinstance(weights, Mapping):
+        return TensorMapping(weights), None
+    if all(hasattr(weights, method) for method in SOURCE_METHODS):
         return cast(TensorSource, weights), None
-    if callable(weights):
+    if callable(weights) and not isinstance(weights, nn.Module):
         return None, weights
     raise WeftError(
-        "weights is a file or folder of safetensors, a checkpoint, or a function that initializes a module "
-        f"(got {weights!r})"
+        "weights is a file or folder of safetensors, a checkpoint, a dict of tensors such as model.state_dict(), an "
+        f"object with the methods {', '.join(SOURCE_METHODS)}, or a function that initializes a module (got an object "
+        f"of type {type(weights).__name__}); give one of these"
     )
 
 
@@ -122,10 +127,10 @@ def _find(
         possible = [other for name in names[id(tensor)] for other in (name, name.removeprefix(prefix), prefix + name)]
         known = [name for name in possible if name in there]
         if known:
-            dtype, shape = source.form(known[0])
-            if tuple(shape) != tuple(tensor.shape):
+            dtype, shape = _form(source, known[0])
+            if shape != tuple(tensor.shape):
                 raise WeftError(
-                    f"{known[0]} has another shape in {source} (model: {tuple(tensor.shape)}, there: {tuple(shape)}); "
+                    f"{known[0]} has another shape in {source} (model: {tuple(tensor.shape)}, there: {shape}); "
                     "give weights= those of this model"
                 )
             if _is_float(dtype) != _is_float(tensor.dtype):
@@ -137,8 +142,32 @@ def _find(
         elif names[id(tensor)][0] in model.state and not optional.intersection(names[id(tensor)]):
             missing.append(names[id(tensor)][0])
     if missing:
-        raise WeftError(f"{source} has no {missing[0]} (missing: {len(missing)}); give weights= those of this model")
+        raise WeftError(_missing(source, missing, there.difference(*names.values())))
     return found
+
+
+def _form(source: TensorSource, name: str) -> Form:
+    """The dtype and shape that a source, which may be the user's, gives for a tensor."""
+    match source.form(name):
+        case (torch.dtype() as dtype, tuple() | list() as shape) if all(isinstance(size, int) for size in shape):
+            return dtype, tuple(shape)
+        case other:
+            parts = other if isinstance(other, tuple) else [other]
+            raise WeftError(
+                f"form of {type(source).__name__} must return a dtype and a shape (for {name}, got "
+                f"{', '.join(type(part).__name__ for part in parts)}); return (tensor.dtype, tuple(tensor.shape))"
+            )
+
+
+def _missing(source: TensorSource, missing: Sequence[str], others: Collection[str]) -> str:
+    """What to say of missing names; `others` are those that only the source has."""
+    remedy = "give weights= those of this model"
+    has = closest(missing[0], others)
+    if has is not None:
+        remedy += f", or rename them (it has {has})"
+    elif others:
+        remedy += f" (it has {min(others)}, which the model does not)"
+    return f"{source} has no {missing[0]} (missing: {len(missing)}); {remedy}"
 
 
 def _is_float(dtype: torch.dtype) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from weft.errors import WeftError
 from weft.runtime.process import status
 from weft.runtime.storage.memory import memory_of, pieces_of
+from weft.runtime.storage.pickles import is_pickle, refusal
 from weft.runtime.storage.safetensors_header import LENGTH, Form, Place, check_byte_order, header_length, places_in
 
 
@@ -29,10 +30,13 @@ class TensorFile:
         self._handle = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
         size = os.fstat(self._handle).st_size
+        start = os.pread(self._handle, LENGTH, 0)
         try:
-            length = header_length(os.pread(self._handle, LENGTH, 0), size)
+            length = header_length(start, size)
             self._places = places_in(os.pread(self._handle, length, LENGTH), size)
         except ValueError as problem:
+            if is_pickle(start):
+                raise WeftError(refusal(self.path)) from None
             raise WeftError(f"{self.path} is not an intact safetensors file: {problem}; use an intact copy") from None
 
     def names(self) -> KeysView[str]:

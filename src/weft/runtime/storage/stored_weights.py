@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from weft.errors import StorageError, WeftError, one_line, remedy_for
+from weft.runtime.storage.pickles import SUFFIXES, refusal
 from weft.runtime.storage.reader import TensorFile
 from weft.runtime.storage.safetensors_header import Form
 
@@ -65,6 +66,8 @@ class StoredWeights:
         files = sorted(path.name for path in self.path.iterdir() if path.name.endswith((SUFFIX, INDEX_SUFFIX)))
         indices = [name for name in files if name.endswith(INDEX_SUFFIX)]
         if not files:
+            if pickles := sorted(path for path in self.path.iterdir() if path.suffix in SUFFIXES):
+                raise WeftError(refusal(pickles[0]))
             raise WeftError(f"weights are safetensors files ({self.path} holds none); convert them, or name another")
         if not indices:
             return self._tensors_of(files)
