@@ -30,8 +30,10 @@ def splits_backwards(schedule: Schedule) -> bool:
     return any(bool((stream["op"] == Op.I).any()) for stream in schedule.streams)
 
 
-def recompute_choices(given: RecomputeChoice | Sequence[RecomputeChoice], schedule: Schedule) -> list[RecomputeChoice]:
-    """The choice of each chunk."""
+def recompute_choices(
+    given: RecomputeChoice | Sequence[RecomputeChoice], schedule: Schedule, *, at_any_weights: bool = False
+) -> list[RecomputeChoice]:
+    """The choice of each chunk. `at_any_weights`: as if a forward could be repeated at the weights of its backward."""
     check_recompute(given)
     choices = [given] * schedule.chunks if isinstance(given, bool | str) else list(given)
     if len(choices) != schedule.chunks or not all(map(is_recompute_choice, choices)):
@@ -44,7 +46,7 @@ def recompute_choices(given: RecomputeChoice | Sequence[RecomputeChoice], schedu
             'chunk, so recompute="layer" would save nothing; use recompute=True, or a schedule with whole backwards, '
             "such as 1f1b"
         )
-    if any(choices):
+    if any(choices) and not at_any_weights:
         _need_weights_of_forward(
             schedule, "so a forward can't be computed again for its backward", remedy="leave recompute out"
         )
