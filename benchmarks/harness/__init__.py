@@ -7,6 +7,7 @@ from benchmarks.harness.catalog import BENCHMARKS, Benchmark, Results, benchmark
 from benchmarks.harness.command import run
 from benchmarks.harness.deadline import BUILD_TIMEOUT, START_TIMEOUT, exit_after
 from benchmarks.harness.environment import data_folder, describe_environment, installed_version, require_files
+from benchmarks.harness.process_status import status
 from benchmarks.harness.resume_cache import ResumeCache
 from benchmarks.harness.schedules import fits, schedule_named
 
@@ -26,4 +27,5 @@ __all__ = [
     "require_files",
     "run",
     "schedule_named",
+    "status",
 ]

@@ -10,16 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from weft.errors import WeftError
-
-
-def status(field: str) -> int:
-    """A field of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise WeftError(f"/proc/self/status has no {field}; this benchmark needs Linux")
+from benchmarks.harness import status
 
 
 def empty_process() -> int:

@@ -20,12 +20,11 @@ import torch
 import torch.distributed as dist
 
 import weft
-from benchmarks.harness import exit_after
+from benchmarks.harness import exit_after, status
 from benchmarks.memory.chunk_costs import chunk_costs
 from benchmarks.memory.models import TINY, Size, balance, build, make_batch, make_optimizer
 from benchmarks.memory.search import Known, Search
 from benchmarks.memory.trial import begin_trial, marks_failed_allocation
-from weft.errors import WeftError
 from weft.runtime.comm import SHARED_MEMORY_SWITCH
 from weft.runtime.process import give_back_memory
 from weft.schedule import METHODS
@@ -158,12 +157,3 @@ def _release_memory() -> None:
     """Return freed memory to the system."""
     gc.collect()
     give_back_memory()
-
-
-def status(field: str) -> int:
-    """A field of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise WeftError(f"/proc/self/status has no {field}; this benchmark needs Linux")

@@ -24,7 +24,7 @@ def grown(work: Callable[[], object]) -> int:
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = figures()["VmRSS"]
     work()
     return (figures()["VmHWM"] - before) // MIB

@@ -39,7 +39,7 @@ def doctor(arguments: argparse.Namespace) -> None:
     begin, groups, default = time.monotonic(), [], os.environ.get(VARIABLE)
     if default:
         check_device(default, source=VARIABLE)
-    with _without(VARIABLE):  # ranks of the doctor are told their device
+    with _without(VARIABLE):  # the doctor gives its ranks their device
         for group in examine(_available(), device, default or None, seconds=arguments.seconds):
             groups.append(group)
             if is_first() and not arguments.json:

@@ -131,7 +131,7 @@ def test_updates_are_counted(name: str, extrapolation: str) -> None:
 
 
 class Steps(Adam):
-    """Its rule records what it is told."""
+    """Its rule records what it is given."""
 
 
 @pytest.fixture

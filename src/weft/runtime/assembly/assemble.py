@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from weft import faults
 from weft.runtime.assembly import consistency, resolve
@@ -86,15 +88,7 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
         device=device,
         collectives=collectives,
     )
-    counts = chunk_layers(
-        settings.balance,
-        whole.layers,
-        schedule.chunks,
-        example=settings.example,
-        device=device,
-        dtypes=whole.dtypes,
-    )
-    counts = collectives.all_gather(counts, purpose="agree on the cut")[0]  # measured times differ: rank 0's decide
+    counts = _layer_counts(whole, schedule, settings, device, collectives)
     _compare_ranks(whole, schedule, settings, recompute, collectives)
     layout = start_weights(layout_of(whole, counts, program), collectives, settings, open_weights)
     layers = len(whole.layers)
@@ -112,16 +106,8 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
     )
     local = resolve.local_chunks(schedule, settings.replicas)
     predicts = resolve.prediction_for(program, settings.predict or {})
-
     build = partial(build_chunk, layout, settings=settings, compute=compute, predicts=predicts, cure=cure)
-
-    def build_all() -> dict[tuple[int, int], BuiltChunk]:
-        layers_of = zip(local, layout.layers_of([number for _, number in local]), strict=True)
-        return {place: build(place[1], layers, recompute=recompute[place[1]]) for place, layers in layers_of}
-
-    chunks = collectives.together(build_all, purpose=BUILD)
-    sets = [parameters for built in chunks.values() for parameters in built.chunk.sets]
-    consistency.check_same(collectives.all_gather(describe_updates(sets), purpose=BUILD), remedy=SAME_OPTIMIZER)
+    chunks = _build_chunks(build, layout, local, recompute, collectives)
     gradient_sync = gradient_sync_for(
         program,
         set(local),
@@ -143,6 +129,41 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
         gradient_sync=gradient_sync,
         driver=_driver(layout, chunks, transport, gradient_sync, settings),
     )
+
+
+def _layer_counts(
+    model: LayeredModel, schedule: Schedule, settings: Settings, device: torch.device, collectives: Collectives
+) -> list[int]:
+    """The number of layers of each chunk; measured times differ, so rank 0's decide."""
+    counts = chunk_layers(
+        settings.balance,
+        model.layers,
+        schedule.chunks,
+        example=settings.example,
+        device=device,
+        dtypes=model.dtypes,
+    )
+    agreed: list[int] = collectives.all_gather(counts, purpose="agree on the cut")[0]
+    return agreed
+
+
+def _build_chunks(
+    build: Callable[..., BuiltChunk],
+    layout: Layout,
+    local: Sequence[tuple[int, int]],
+    recompute: Sequence[RecomputeChoice],
+    collectives: Collectives,
+) -> dict[tuple[int, int], BuiltChunk]:
+    """Build the chunks of this process, and compare the optimizers of all."""
+
+    def build_all() -> dict[tuple[int, int], BuiltChunk]:
+        layers_of = zip(local, layout.layers_of([number for _, number in local]), strict=True)
+        return {place: build(place[1], layers, recompute=recompute[place[1]]) for place, layers in layers_of}
+
+    chunks = collectives.together(build_all, purpose=BUILD)
+    sets = [parameters for built in chunks.values() for parameters in built.chunk.sets]
+    consistency.check_same(collectives.all_gather(describe_updates(sets), purpose=BUILD), remedy=SAME_OPTIMIZER)
+    return chunks
 
 
 def _compare_ranks(

@@ -19,6 +19,7 @@ leaves in the dtype of the masters.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -31,7 +32,7 @@ from weft.runtime.tensors import copy_tensors
 Leaves: TypeAlias = "list[Parameter]"  # the parameters of a set, as a pass reads them
 
 
-class Versions:
+class Versions(ABC):
     """The live parameters, and the leaves of every version that is still read."""
 
     def __init__(self, live: list[Parameter], leaves: Leaves) -> None:
@@ -62,10 +63,11 @@ class Versions:
         else:
             self._free.append(self._leaves.pop(version))
 
+    @abstractmethod
     def update(self, step: Callable[[], object]) -> None:
         """Make the next version: `step` changes the live parameters in place."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refresh(self) -> None:
         """In a drained pipeline: let the newest version be that of the live parameters, which were changed."""
 
@@ -121,6 +123,9 @@ class SharedVersions(Versions):
             if live.data_ptr() != leaf.data_ptr():  # an optimizer may replace the tensor
                 leaf.data = live.data
         self._add(leaves)
+
+    def refresh(self) -> None:
+        """Leaves have the storage of the live parameters."""
 
 
 class RoundedVersions(Versions):
