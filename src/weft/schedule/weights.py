@@ -25,7 +25,8 @@ class Weights:
                   in between, so it reads the weights that the mini-batch's update will change
     `ahead_backward`   the same for a backward with "newest"
     `bellwether`  the first micro-batch of a mini-batch selects (and predicts) the weights of all its micro-batches;
-                  False: each micro-batch selects its own
+                  False: each micro-batch selects its own, and those of a mini-batch that keep the same prediction for
+                  their backwards share it
 
     `delay`, `ahead` and `ahead_backward` are one value for all chunks, or a tuple with one value per chunk.
     """
@@ -50,6 +51,10 @@ class Weights:
             raise WeftError(
                 'Weights.ahead_backward needs backward="newest": otherwise a backward reads the weights of its forward'
             )
+
+    def shares_predictions(self, chunk: int) -> bool:
+        """Whether micro-batches of a mini-batch that predict equally far use one prediction."""
+        return self.bellwether or (self.backward == "forward" and of_chunk(self.ahead, chunk) is None)
 
     def check(self, chunks: int) -> None:
         """Reject a policy for another number of chunks."""
