@@ -22,7 +22,7 @@ from torch.nn import functional
 import weft
 
 SYNCHRONOUS = ["gpipe", "1f1b", "interleaved", "zb-h1"]
-ASYNCHRONOUS = ["pipedream", "2bw", "wpipe"]
+ASYNCHRONOUS = ["pipedream", "2bw", "wpipe", "weave"]
 RECOMPUTE: list[bool | Literal["layer"]] = [False, True, "layer"]
 WIDTH = 16  # of every layer, and the number of classes and of words
 ROWS = 24  # of a mini-batch
@@ -203,7 +203,8 @@ class Case:
     @property
     def is_allowed(self) -> bool:
         """A layer's graph is gone before the second half of a split backward."""
-        return (self.method, self.recompute) != ("zb-h1", "layer")
+        splits = self.method == "zb-h1" or (self.method == "weave" and dict(self.options).get("split", True))
+        return not splits or self.recompute != "layer"
 
     @property
     def rounding(self) -> Rounding:
@@ -211,7 +212,7 @@ class Case:
 
     @property
     def balance(self) -> list[int]:
-        per_rank = {"wpipe": 2, "interleaved": dict(self.options).get("chunks", 2)}.get(self.method, 1)
+        per_rank = {"wpipe": 2, "weave": 2, "interleaved": dict(self.options).get("chunks", 2)}.get(self.method, 1)
         return BALANCE[self.stages * per_rank]
 
 
@@ -271,7 +272,8 @@ def ask_oracle(
 ) -> Run:
     """The case by the law; `shift` (updates further behind) and all others break it on purpose."""
     m = case.microbatches
-    law = delays(case.method, case.stages, m, vertical_sync=dict(case.options).get("vertical_sync", False))
+    given = {name: value for name, value in case.options if name in ("vertical_sync", "slack", "split")}
+    law = delays(case.method, case.stages, m, **given)
     oracle = Oracle(
         build(case.model, case.poison, case.replicas * m),
         loss_fn=loss_fn,

@@ -18,8 +18,41 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Grouping = Callable[[tuple[int, ...]], Hashable]  # the chunks that hold a parameter -> the group that skips with it
 
 
-def delays(method: str, stages: int, microbatches: int, *, vertical_sync: bool = False) -> Delay:
+# By stages, slack and split, for each chunk: the forwards of `weave` that begin before a micro-batch is retired.
+LATE_IN_WEAVE = {
+    (1, 0.5, True): "00",
+    (2, 0.5, True): "2110",
+    (3, 0.5, True): "332210",
+    (4, 0.5, True): "44322110",
+    (8, 0.5, True): "A998776554432210",
+    (1, 0, True): "00",
+    (2, 0, True): "2100",
+    (3, 0, True): "221100",
+    (4, 0, True): "22211100",
+    (8, 0, True): "5554443332221110",
+    (2, 0.5, False): "2110",
+    (3, 0.5, False): "432210",
+    (4, 0.5, False): "65433210",
+    (8, 0.5, False): "EDCBA98776543210",
+    (2, 0, False): "2100",
+    (3, 0, False): "321100",
+    (4, 0, False): "44322100",
+}
+
+
+def delays(
+    method: str,
+    stages: int,
+    microbatches: int,
+    *,
+    vertical_sync: bool = False,
+    slack: float = 0.5,
+    split: bool = True,
+) -> Delay:
     """How many updates late each forward reads, by the formula of its method."""
+    if method == "weave":
+        late = [int(digit, 16) for digit in LATE_IN_WEAVE[stages, slack, split]]
+        return lambda k, j: max(0, math.ceil((late[k] - j) / microbatches))
     if method == "pipedream" and not vertical_sync:
         return lambda k, j: max(0, math.ceil((stages - 1 - k - j) / microbatches))
     return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages)}.get(method, 0)

@@ -17,6 +17,7 @@ from weft.schedule.methods import (
     pipeoptim,
     spectrain,
     two_buffered,
+    weave,
     wpipe,
     xpipe,
     zb_h1,
@@ -92,6 +93,13 @@ METHODS: dict[str, Method] = {
         needs="multiple of p",
         weights="G0 W(t-1), G1 W(t); same",
         summary="no bubble, half of 2bw's extra weights and delay",
+    ),
+    "weave": Method(
+        build=weave,
+        asynchronous=True,
+        needs=">= 4p/3",
+        weights="newest; same",
+        summary="no bubble, half of wpipe's activations, few late micro-batches",
     ),
     "xpipe": Method(
         build=xpipe,

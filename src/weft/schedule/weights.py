@@ -62,15 +62,16 @@ class Weights:
                 )
 
 
-def predicting_weights(versions: object) -> Weights:
+def predicting_weights(versions: object, *, bellwether: bool = True) -> Weights:
     """The policy that adds prediction to an order of work: every chunk reads the weights that its update will change.
 
-    The first micro-batch of a mini-batch predicts from the newest version, as many updates ahead as lie in between.
-    The backward reads the same weights ("published"), or the newest ("exact"), which are those that the update is
-    applied to; then nothing is kept from forward to backward.
+    The first micro-batch of a mini-batch (without `bellwether`: each of them) predicts from the newest version, as
+    many updates ahead as lie in between. The backward reads the same weights ("published"), or the newest ("exact"),
+    which are those that the update is applied to; then nothing is kept from forward to backward.
     """
     check_versions("predict", versions)
-    return Weights(delay=None, ahead=None, backward="newest" if versions == "exact" else "forward", bellwether=True)
+    backward: Literal["forward", "newest"] = "newest" if versions == "exact" else "forward"
+    return Weights(delay=None, ahead=None, backward=backward, bellwether=bellwether)
 
 
 def check_versions(name: str, versions: object) -> None:
