@@ -17,7 +17,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "pipedream": [{}, {"vertical_sync": True}],
     "2bw": [{}, {"warmup": 2}, {"warmup": 3}],
     "wpipe": [{}, {"warmup": 2}, {"warmup": 3}],
-    "weave": [{"slack": slack, "split": split} for slack in (0, 0.3, 0.5, 1.2) for split in (True, False)],
+    "weave": [{"slack": slack, "split": split} for slack in (0, 0.7) for split in (True, False)]
+    + [{"predict": "exact"}, {"predict": "published"}],
     "xpipe": [{}, {"versions": "exact"}],
 }
 

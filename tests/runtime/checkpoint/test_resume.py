@@ -159,11 +159,11 @@ class Case:
 
 
 PREDICTING = ["xpipe", "spectrain", "pipeoptim"]
-METHODS = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", *PREDICTING]
+METHODS = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", "weave", *PREDICTING]
 CASES = [
     *(Case(schedule=name) for name in METHODS),
-    *(Case(schedule=name, stages=4, optimizer="momentum") for name in ("1f1b", "pipedream", "wpipe", "xpipe")),
-    *(Case(schedule=name, options={"predict": EXACT}) for name in ("xpipe", "2bw", "wpipe")),
+    *(Case(schedule=name, stages=4, optimizer="momentum") for name in ("1f1b", "pipedream", "wpipe", "weave", "xpipe")),
+    *(Case(schedule=name, options={"predict": EXACT}) for name in ("xpipe", "2bw", "wpipe", "weave")),
     *(Case(schedule=name, optimizer="sgd") for name in PREDICTING),
     Case(schedule="wpipe", optimizer="nesterov", options={"predict": EXACT}),
     *(Case(schedule="xpipe", optimizer=name, options={"predict": DECAYED}) for name in ("adamw", "adafactor")),
