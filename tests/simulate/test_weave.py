@@ -1,12 +1,14 @@
 """What weave holds, hides and delays: the figures of docs/weave.md."""
 
+from typing import Any
+
 import pytest
 
 from weft.schedule import Op, lower, schedule
 from weft.simulate import ChunkCost, Cost, Link, Simulation, simulate
 
 
-def run(p: int, m: int, *, hop: float = 0.0, name: str = "weave", **options: float) -> Simulation:
+def run(p: int, m: int, *, hop: float = 0.0, name: str = "weave", **options: Any) -> Simulation:
     """Times in powers of two, so that sums are exact."""
     pipe = schedule(name, stages=p, microbatches=m, **options)
     found = simulate(pipe, Cost.uniform(pipe, link=Link(latency=hop)))
@@ -46,7 +48,7 @@ def test_the_table(p: int, slack: float, split: bool, in_flight: list[float], la
 @pytest.mark.parametrize("slack", [0, 0.25, 0.5, 1.0])
 def test_a_hop_of_the_slack_is_hidden_and_a_longer_one_is_not(slack: float, split: bool) -> None:
     for p in (2, 3, 4, 8):
-        options = {"slack": slack, "split": split}
+        options: dict[str, Any] = {"slack": slack, "split": split}
         assert run(p, 3 * p, hop=slack, **options).bubble == 0
         hidden = {(2, 0.25, False): 0.5}.get((p, slack, split), slack)  # no block of less
         assert run(p, 3 * p, hop=hidden + 1 / 64, **options).bubble > 0

@@ -5,6 +5,7 @@ learning rates, norms, replicas. On virtual ranks, as in `test_law.py`.
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -173,7 +174,7 @@ def test_weave_on_eight_ranks(slack: float, split: bool, microbatches: int, repl
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = nn.Sequential(*build("mlp"), *build("mlp"))
-    options = {"slack": slack, "split": split}
+    options: dict[str, Any] = {"slack": slack, "split": split}
     schedule = weft.schedule("weave", stages=8, microbatches=microbatches, **options)
     late = delays("weave", 8, microbatches, **options)
     oracle = Oracle(
