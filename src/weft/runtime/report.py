@@ -13,7 +13,7 @@ from torch import nn
 from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS, resident_sets
 from weft.runtime.assembly import Assembly
 from weft.runtime.process import Resident, malloc_settings, resident
-from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
+from weft.schedule import Action, Block, Op, Schedule, Step, Timeline, mean_over_chunks
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_count
 
@@ -26,9 +26,20 @@ class Report:
     replicas: int
     ranks: tuple[dict[str, Any], ...]
 
+    @property
+    def mean_delay(self) -> float:
+        """In updates, over the micro-batches and parameters of a replica; a tied parameter counts in each chunk."""
+        chunks = self._chunks
+        return mean_over_chunks([chunk["mean_delay"] for chunk in chunks], [chunk["parameters"] for chunk in chunks])
+
+    @property
+    def _chunks(self) -> list[dict[str, Any]]:
+        return [chunk for rank in self.ranks[: self.schedule.stages] for chunk in rank["chunks"]]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        return self.schedule.about() | {"replicas": self.replicas, "ranks": list(self.ranks)}
+        figures = {"replicas": self.replicas, "mean_delay": self.mean_delay, "ranks": list(self.ranks)}
+        return self.schedule.about() | figures
 
     def __str__(self) -> str:
         device = sorted({name for rank in self.ranks for name in rank.get("allocator", {})})
@@ -45,7 +56,8 @@ class Report:
             for rank in self.ranks
         ]
         lines = _table([[cell.replace("_", " ") for cell in head], *rows])
-        return "\n".join([f"{self.schedule.title}; memory at its peak", *lines, *self._resident(), *self._staleness()])
+        title = f"{self.schedule.title}; memory at its peak"
+        return "\n".join([title, *lines, *self._resident(), self._delay(), *self._staleness()])
 
     def _resident(self) -> list[str]:
         """The resident set of each process, and what its peak consists of."""
@@ -57,6 +69,10 @@ class Report:
         ]
         malloc = ", ".join(sorted({rank["malloc"] for rank in self.ranks}))
         return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows]), f"malloc settings: {malloc}"]
+
+    def _delay(self) -> str:
+        largest = max(chunk["delay"] for chunk in self._chunks)
+        return f"delay in updates: mean {self.mean_delay:.3g}, largest {largest}"
 
     def _staleness(self) -> list[str]:
         """How far from the weights that their updates met mini-batches were computed, on average, if sampled."""
