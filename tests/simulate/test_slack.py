@@ -62,6 +62,11 @@ def test_a_single_rank_sends_nothing() -> None:
     assert found(build("2bw", {}, 1, 2)) == Slack(messages=math.inf, ranks=(math.inf,))
 
 
+def test_no_slack_where_nothing_takes_time() -> None:
+    pipe = build("2bw", {}, 2, 2)
+    assert found(pipe, Cost.uniform(pipe, forward=0.0, backward=0.0)).messages == 0
+
+
 def test_hops_use_up_slack_until_none_is_left() -> None:
     pipe = schedule("2bw", stages=4, microbatches=12, warmup=2)
     for hop in (0.0, 0.5, 1.25, 1.5, 2.0):

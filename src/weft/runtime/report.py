@@ -29,8 +29,7 @@ class Report:
     @property
     def mean_delay(self) -> float:
         """In updates, over the micro-batches and parameters of a replica; a tied parameter counts in each chunk."""
-        chunks = self._chunks
-        return mean_over_chunks([chunk["mean_delay"] for chunk in chunks], [chunk["parameters"] for chunk in chunks])
+        return _mean_delay(self._chunks)
 
     @property
     def _chunks(self) -> list[dict[str, Any]]:
@@ -85,6 +84,10 @@ class Report:
                 f"distance to the weights met: {predicted:.3g}, without prediction {stale:.3g}"
             )
         return lines
+
+
+def _mean_delay(chunks: Sequence[dict[str, Any]]) -> float:
+    return mean_over_chunks([chunk["mean_delay"] for chunk in chunks], [chunk["parameters"] for chunk in chunks])
 
 
 def _table(rows: list[list[str]]) -> list[str]:
@@ -146,20 +149,21 @@ def _signed(nbytes: int) -> str:
 
 def gather_timeline(assembly: Assembly, minibatches: int | None) -> Timeline:
     """What the first replica did in the last mini-batches since a flush, measured; every process asks."""
-    zero = assembly.transport.zero
+    zero, workers = assembly.transport.zero, [worker for worker in assembly.driver.workers if worker.replica == 0]
     for worker in assembly.driver.workers:
         worker.meter.read()
     own = [
         [worker.rank, [_packed(step, start - zero, end - zero) for step, start, end in cycle]]
-        for worker in assembly.driver.workers
-        if worker.replica == 0
+        for worker in workers
         for cycle in list(worker.meter.cycles)[-(minibatches or len(worker.meter.cycles)) :]
     ]
-    gathered = assembly.collectives.all_gather(own, purpose="gather a timeline")
-    return _timeline(assembly.schedule, [cycle for cycles in gathered for cycle in cycles])
+    chunks = [chunk for worker in workers for chunk in worker.delays()]
+    gathered = assembly.collectives.all_gather((own, chunks), purpose="gather a timeline")
+    mean_delay = _mean_delay([chunk for _, chunks in gathered for chunk in chunks])
+    return _timeline(assembly.schedule, [cycle for cycles, _ in gathered for cycle in cycles], mean_delay)
 
 
-def _timeline(schedule: Schedule, cycles: Sequence[tuple[int, list[list[Any]]]]) -> Timeline:
+def _timeline(schedule: Schedule, cycles: Sequence[tuple[int, list[list[Any]]]], mean_delay: float) -> Timeline:
     """The packed blocks of all ranks, from the start of the first one on."""
     blocks = []
     for rank, packed_blocks in cycles:
@@ -177,6 +181,7 @@ def _timeline(schedule: Schedule, cycles: Sequence[tuple[int, list[list[Any]]]])
         minibatches=len(minibatches),
         blocks=tuple(moved),
         makespan=max((block.end for block in moved), default=0.0),
+        mean_delay=mean_delay,
     )
 
 

@@ -131,7 +131,7 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     versions = {chunk: held for rank in memory for chunk, held in rank.versions.items()}
     traffic, messages = _traffic(program, cost, tallies)
     chunks = range(schedule.chunks)
-    mean_delays = tuple(mean_delay(program, chunk) for chunk in chunks)
+    of_model, of_chunks = _mean_delay(program, cost)
     return Simulation(
         schedule=schedule,
         cost=cost,
@@ -145,8 +145,8 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
         fill=_clean(makespan - window * period),
         versions=tuple(versions.get(chunk, 1) for chunk in chunks),
         delay=tuple(max_delay(program, chunk) for chunk in chunks),
-        mean_delay=mean_over_chunks(mean_delays, [chunk.weight_bytes for chunk in cost.chunks]),
-        mean_delays=mean_delays,
+        mean_delay=of_model,
+        mean_delays=of_chunks,
         ahead=tuple(max_ahead(program, chunk) for chunk in chunks),
         in_flight=tuple(rank.in_flight for rank in memory),
         messages_per_microbatch=messages / schedule.microbatches,
@@ -168,11 +168,14 @@ def timeline(schedule: Schedule, cost: Cost | None = None, *, minibatches: int) 
         for step, end in zip(program.steps(rank, minibatches=minibatches), ends, strict=True):
             start = end - float(spent[step.action.op, step.action.chunk])
             blocks.append(Block(rank=rank, start=start, end=end, step=step))
+    spare = slack(schedule, cost)
     return Timeline(
         schedule=schedule,
         minibatches=minibatches,
         blocks=tuple(blocks),
         makespan=max(block.end for block in blocks),
+        mean_delay=_mean_delay(program, cost)[0],
+        slack=None if spare is None else spare.messages,
     )
 
 
@@ -230,6 +233,12 @@ def _traffic(
                 size += times * message_bytes(cost, Op(op), chunk)
                 traffic[rank, placement[receiver]] = (messages + times, size)
     return traffic, hand_overs
+
+
+def _mean_delay(program: Program, cost: Cost) -> tuple[float, tuple[float, ...]]:
+    """The mean delay of the model and of each chunk."""
+    delays = tuple(mean_delay(program, chunk) for chunk in range(len(cost.chunks)))
+    return mean_over_chunks(delays, [chunk.weight_bytes for chunk in cost.chunks]), delays
 
 
 def _clean(value: float) -> float:

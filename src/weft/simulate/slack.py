@@ -60,6 +60,8 @@ def _tolerated(program: Program, graph: EventGraph, slowest: Loop, late: npt.NDA
     """How much longer the `late` waits may take at the pace of the slowest loop."""
     if not late.any():
         return math.inf
+    if not slowest.pace:
+        return 0.0
     loop, delay = slowest, slowest.pace / program.schedule.microbatches
     most = slowest.pace * (program.drain + 2)  # the loop of a forward and its backward on neighbours spans no more
     while (loop := graph.slowest_loop(graph.time + delay * late, loop.latest)).pace <= slowest.pace * (1 + TOLERANCE):

@@ -73,7 +73,7 @@ def delays(layers: list[nn.Module], **options: Any) -> weft.Report:
 
 
 def test_the_mean_delay_is_weighted_by_parameters() -> None:
-    layers = [nn.Linear(2, 3), nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(2, 4)]
+    layers: list[nn.Module] = [nn.Linear(2, 3), nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(2, 4)]
     report = delays(layers, schedule="wpipe")
     chunks = [chunk for rank in report.ranks for chunk in rank["chunks"]]
     assert {chunk["chunk"]: (chunk["parameters"], chunk["mean_delay"]) for chunk in chunks} == {
