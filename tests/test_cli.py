@@ -34,7 +34,7 @@ def data(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def test_schedules_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     names = [method["name"] for method in data(capsys, "schedules")]
     text = out(capsys, "schedules")
-    assert len(names) == 10
+    assert len(names) == 11
     assert all(name in text for name in names)
 
 
@@ -58,6 +58,21 @@ def test_simulate_prints_figures(capsys: pytest.CaptureFixture[str]) -> None:
     single = ("simulate", "2bw", "--stages", "1", "--microbatches", "2")
     assert data(capsys, *single)["slack"] == {"messages": None, "ranks": [None]}
     assert re.search(r"^slack of messages +no messages$", out(capsys, *single), re.MULTILINE)
+
+
+def test_fresh_reads_change_versions_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = ("wpipe", "--stages", "2", "--microbatches", "4")
+    plain, fresh = data(capsys, "simulate", *given), data(capsys, "simulate", *given, "--fresh")
+    assert fresh["options"] == {"fresh": True}
+    assert [plain[key] for key in ("period", "in_flight", "versions", "memory", "messages_per_microbatch")] == [
+        fresh[key] for key in ("period", "in_flight", "versions", "memory", "messages_per_microbatch")
+    ]
+    drawn = data(capsys, "draw", *given, "--fresh", "--minibatches", "2")["blocks"]
+    read = {block["action"]: block["version"] for block in drawn}
+    assert [read[f"0F{index}"] for index in range(4, 8)] == [0, 0, 1, 1]
+    file = str(tmp_path / "fresh.csv")
+    assert "law" in data(capsys, "check", *given, "--fresh", "-o", file)["rules"]
+    assert "law" in data(capsys, "check", file)["rules"]
 
 
 def test_costs_come_from_options_or_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -202,8 +202,8 @@ class Case:
 
     @property
     def is_allowed(self) -> bool:
-        """A layer's graph is gone before the second half of a split backward."""
-        return (self.method, self.recompute) != ("zb-h1", "layer")
+        """A layer's graph is gone before the second half of a split backward; paci's backwards read other weights."""
+        return (self.method, self.recompute) != ("zb-h1", "layer") and not (self.method == "paci" and self.recompute)
 
     @property
     def rounding(self) -> Rounding:
@@ -271,7 +271,7 @@ def ask_oracle(
 ) -> Run:
     """The case by the law; `shift` (updates further behind) and all others break it on purpose."""
     m = case.microbatches
-    law = delays(case.method, case.stages, m, vertical_sync=dict(case.options).get("vertical_sync", False))
+    law = delays(case.method, case.stages, m, **dict(case.options))
     oracle = Oracle(
         build(case.model, case.poison, case.replicas * m),
         loss_fn=loss_fn,
@@ -282,6 +282,7 @@ def ask_oracle(
         clip_norm=case.clip_norm,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         forgetful=forgetful,
+        newest_backward=case.method == "paci",
         groups=groups or skipped_together(case.method, case.stages),
         skips=case.nan == "skip",
         rounding=rounding or case.rounding,

@@ -73,8 +73,11 @@ def test_versions_and_delay(p: int, m: int) -> None:
     assert (two.versions, two.delay) == ((2,) * p, (1,) * p)
     wpipe = run("wpipe", p, m)
     assert (wpipe.versions, wpipe.delay) == ((2,) * p + (1,) * p, (1,) * p + (0,) * p)
+    fresh = run("wpipe", p, m, fresh=True)
+    for figure in ("versions", "delay", "period", "bubbles", "fill", "in_flight", "traffic", "memory"):
+        assert getattr(fresh, figure) == getattr(wpipe, figure), figure
     delay = tuple(ceil((p - 1 - r) / m) for r in range(p))
-    for name in ("xpipe", "spectrain", "pipeoptim"):
+    for name in ("paci", "xpipe", "spectrain", "pipeoptim"):
         found = run(name, p, m)
         assert (found.versions, found.delay) == ((1,) * p, delay), name
     stashed = run("pipedream", p, m)
@@ -120,7 +123,7 @@ def test_in_flight(p: int, m: int) -> None:
     assert run("1f1b", p, m).in_flight == tuple(p - r for r in ranks)
     assert run("zb-h1", p, m).in_flight == (p,) * p
     assert run("wpipe", p, m).in_flight == tuple((2 * p - r) / 2 for r in ranks)
-    for name in ("pipedream", "2bw", "xpipe", "spectrain", "pipeoptim"):
+    for name in ("pipedream", "2bw", "paci", "xpipe", "spectrain", "pipeoptim"):
         assert run(name, p, m).in_flight == tuple(p - r for r in ranks), name
 
 

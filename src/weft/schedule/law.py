@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from weft.schedule.core import Schedule
+from weft.schedule.methods.wpipe import turn_of
 
 
 class Reads(NamedTuple):
@@ -44,12 +45,24 @@ def two_buffered(schedule: Schedule, chunk: int, j: int) -> Reads:
 
 
 def wpipe(schedule: Schedule, chunk: int, j: int) -> Reads:
+    """G0 is one update late: all micro-batches, or with fresh reads those of the first turn.
+
+    In units of a forward and a backward, rank `r` runs, of any mini-batch, G0's forward `j` of turn `j // T` at
+    `2m + j + T (j // T)`, and G0's update of the previous mini-batch at the end of `2m + T - 1 + w (p - 1 - r)`.
+    Turns have `T >= w (p - 1)` micro-batches. So the first turn is over by then, and the second begins later.
+    """
     delay = 1 if chunk < schedule.stages else 0
+    if schedule.options.get("fresh"):
+        delay *= j < turn_of(schedule.stages, schedule.microbatches, schedule.options.get("warmup", 1))
     return predicted(schedule, delay) or Reads(delay, delay)
 
 
+def paci(schedule: Schedule, chunk: int, j: int) -> Reads:
+    return Reads(newest_delay(schedule, chunk, j), 0)
+
+
 def predicted(schedule: Schedule, delay: int) -> Reads | None:
-    """The reads with prediction, where the first micro-batch of a mini-batch has this delay; None without it."""
+    """The reads with prediction, where a forward has this delay; None without it."""
     if "predict" not in schedule.options:
         return None
     return Reads(delay, 0, delay) if schedule.options["predict"] == "exact" else Reads(delay, delay, delay, delay)
@@ -84,6 +97,7 @@ LAWS: dict[str, Law] = {
     "pipedream": pipedream,
     "2bw": two_buffered,
     "wpipe": wpipe,
+    "paci": paci,
     "xpipe": xpipe,
     "spectrain": spectrain,
     "pipeoptim": pipeoptim,

@@ -121,10 +121,15 @@ class Program:
             yield from self.cycle(rank, cycle, minibatches=minibatches)
 
 
-def prediction_of(step: Step, weights: Weights) -> tuple[bool, int]:
-    """The prediction that a step uses: whether a backward made it, and the mini-batch or micro-batch it is for."""
+def prediction_of(step: Step, weights: Weights) -> tuple[bool, int, int]:
+    """The prediction that a step uses: whether a backward made it, and whose it is.
+
+    That of a micro-batch, or of those of a mini-batch that predict as far ahead.
+    """
     by_backward = weights.backward == "newest" and step.action.op != Op.F
-    return by_backward, step.minibatch if weights.bellwether else step.action.index
+    if weights.shares_predictions(step.action.chunk):
+        return by_backward, step.minibatch, step.ahead
+    return by_backward, step.action.index, 0
 
 
 def lower(schedule: Schedule) -> Program:
@@ -187,7 +192,9 @@ def at_largest_delay(program: Program, chunks: Sequence[int]) -> Program:
         lines = {name: columns[name][rank] for name in columns}
         places = np.flatnonzero((program.chunk[rank] == chunk) & (program.op[rank] != NONE))
         lines["dies"][places] = lines["forgets"][places] = False
-        _deaths({"op": program.op[rank], "batch": program.batch[rank], **lines}, places, program.schedule.weights)
+        _deaths(
+            {"op": program.op[rank], "batch": program.batch[rank], **lines}, places, chunk, program.schedule.weights
+        )
     return replace(program, **columns)
 
 
@@ -235,7 +242,7 @@ def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.gene
     for number in np.unique(chunk).tolist():
         places = np.flatnonzero(chunk == number)
         _reads(columns, places, number, schedule)
-        _deaths(columns, places, schedule.weights)
+        _deaths(columns, places, number, schedule.weights)
     return columns
 
 
@@ -255,7 +262,12 @@ def _reads(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, sched
         found = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
         delay[mask] = found[mask] if wanted_delay is None else wanted_delay
         ahead[mask] = delay[mask] if wanted_ahead is None else wanted_ahead
-        predicts[mask] = (ahead[mask] > 0) & (first[mask] if weights.bellwether else True)
+        users: Ints = np.flatnonzero(mask & (ahead > 0))
+        if weights.bellwether:
+            users = users[j[users] == 0]
+        elif weights.shares_predictions(chunk):
+            users = _ends(users, ahead, batch, places, len(columns["op"]), last=False)
+        predicts[users] = True
 
     choose(forward, of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
     if weights.backward == "newest":
@@ -279,7 +291,14 @@ def _newest(op: Ints, batch: Ints) -> Ints:
     return newest
 
 
-def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights) -> None:
+def _ends(users: Ints, ahead: Ints, batch: Ints, places: Ints, height: int, *, last: bool) -> Ints:
+    """Of the users that predict equally far, the first or the last of a mini-batch, in whatever cycles they are."""
+    when = (places.astype(np.int64) - batch.astype(np.int64) * height) * (1 if last else -1)
+    alike = (users[ahead[users] == value] for value in np.unique(ahead[users]))
+    return np.array([group[when[group].argmax()] for group in alike], np.int64)
+
+
+def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, weights: Weights) -> None:
     """Pass 4: `dies` and `forgets` of one chunk's rows.
 
     Version `v` is read in cycle `v + delay - batch`; the last of these reads over all cycles counts. A version whose
@@ -304,8 +323,8 @@ def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights
     for group in [users] if shared else [users[forward], users[~forward]]:
         if not group.size:
             continue
-        if weights.bellwether:
-            group = group[[(place[group] - batch[group] * height).argmax()]]
+        if weights.shares_predictions(chunk):
+            group = _ends(group, ahead, batch, places, height, last=True)
         elif not (op[group] == Op.F).all():
             group = group[is_any(op[group], RETIRING)]
         columns["forgets"][places[group]] = True

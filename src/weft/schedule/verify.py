@@ -150,7 +150,7 @@ class _ChunkState:
     alive: set[int] = field(default_factory=lambda: {0})
     died: dict[int, int] = field(default_factory=dict)  # version -> position in the rank's steps
     last_read: dict[int, int] = field(default_factory=dict)
-    predictions: dict[tuple[bool, int], tuple[int, int]] = field(default_factory=dict)  # -> version, ahead
+    predictions: dict[tuple[bool, int, int], tuple[int, int]] = field(default_factory=dict)  # -> version, ahead
 
 
 class _Run:
@@ -301,7 +301,7 @@ class _Run:
     def check_deaths(self) -> None:
         """After the run: every prediction was freed, and every version at the first possible moment."""
         for number, (chunk, rank) in enumerate(zip(self.chunks, self.schedule.placement, strict=True)):
-            for by_backward, _ in chunk.predictions:
+            for by_backward, *_ in chunk.predictions:
                 problem = f"chunk {number} never frees a {'backward' if by_backward else 'forward'} prediction"
                 self.fail("predictions", problem, rank, -1)
             replaced = {
