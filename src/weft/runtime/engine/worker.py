@@ -27,7 +27,7 @@ from weft.runtime.engine.staleness import Staleness
 from weft.runtime.engine.task import Task, tasks
 from weft.runtime.engine.waiting import DEVICE, GRADIENTS, NOTHING, Wait, Waits
 from weft.runtime.weights import GradientSync, ParameterSet, PendingUpdate
-from weft.schedule import Action, Op, Program, Step
+from weft.schedule import Action, Op, Program, Step, max_ahead, max_delay, mean_delay, mean_over_chunks
 
 
 class Worker:
@@ -387,10 +387,22 @@ class Worker:
             parameters.restart()
 
     def delays(self) -> list[dict[str, Any]]:
-        """Of each chunk: how many updates late its first forwards read, how many they predict, and the samples."""
+        """Of each chunk: how many updates late its forwards read, how many they predict at most, and the samples.
+
+        The mean delay is over micro-batches and parameters, also tied ones, which have their own delay.
+        """
         program, found = self.programs[0], []
         for chunk, staleness in self.staleness.items():
-            first = (program.chunk == chunk) & (program.op == Op.F) & (program.index % self.schedule.microbatches == 0)
-            delay, ahead = (int(column[first].max(initial=0)) for column in (program.delay, program.ahead))
-            found.append({"chunk": chunk, "delay": delay, "ahead": ahead, "samples": list(staleness.samples)})
+            sizes = [parameters.numel for parameters in self.chunks[chunk].sets]
+            delays = [mean_delay(self.programs[number], chunk) for number in self._set_programs[chunk]]
+            found.append(
+                {
+                    "chunk": chunk,
+                    "parameters": sum(sizes),
+                    "delay": max_delay(program, chunk),
+                    "mean_delay": mean_over_chunks(delays, sizes),
+                    "ahead": max_ahead(program, chunk),
+                    "samples": list(staleness.samples),
+                }
+            )
         return found
