@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from weft.errors import WeftError
 from weft.runtime.device import HostCopy, Uploads
@@ -183,9 +182,9 @@ class Chunk:
     ) -> list[Tensor | None]:
         """The first half of a backward: the gradients of the inputs."""
         in_flight = self.in_flight[index]
-        parameters = self._prepare(in_flight, weights)
+        self._prepare(in_flight, weights)
         roots, gradients = self._roots(in_flight, gradients)
-        in_flight.split = SplitBackward(roots, gradients, in_flight.inputs, parameters)
+        in_flight.split = SplitBackward(roots, gradients, in_flight.inputs)
         in_flight.outputs = []  # the loss's own part of the graph can go
         return in_flight.split.input_gradients()
 
@@ -205,12 +204,11 @@ class Chunk:
         if self._substitution is not None:
             self._substitution.backward_reads(weights or in_flight.weights)
 
-    def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> list[Parameter]:
-        """Prepare a backward: its weights and, after a recompute, its graph; returns the leaves of the graph."""
+    def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> None:
+        """Prepare a backward: its weights and, after a recompute, its graph."""
         self._read_back(in_flight, weights)
         if self._recompute is not None:
             in_flight.outputs = self._recompute.rebuild(in_flight)
-        return [leaf for leaves in in_flight.weights for leaf in leaves]
 
     def _roots(self, in_flight: InFlight, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], Sequence[Tensor]]:
         if self.last:
