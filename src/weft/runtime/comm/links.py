@@ -1,16 +1,17 @@
-"""Messages between processes, over gloo: one link for each directed pair of ranks.
+"""Messages between processes: one link for each directed pair of ranks.
 
 A message is one flat buffer:
 
     header (64 bytes) | description, if the receiver does not know it yet | tensors, each aligned
 
-The receiver keeps a number of receives posted ahead, each as large as the largest message so far. A message that fits
-is sent as it is. For a larger one, a header alone takes its place, the message follows under another tag, and later
-receives are posted with the new size. Both ends track these sizes, so shapes that do not change cost nothing.
+Over gloo, the receiver keeps a number of receives posted ahead, each as large as the largest message so far. A message
+that fits is sent as it is. For a larger one, a header alone takes its place, the message follows under another tag, and
+later receives are posted with the new size. Both ends track these sizes, so shapes that do not change cost nothing.
 Descriptions (dtypes, shapes, nesting) are sent once and then referred to by number.
 
 Between ranks of one host that can share memory, tensors that are not small are in a piece of it (`shared_memory.py`),
-and the header names the piece: threads of gloo would copy them twice more, on cores that compute.
+and the header names the piece: threads of gloo would copy them twice more, on cores that compute. What is left, the
+header mostly, goes through a pipe (`pipes.py`), and over gloo only if it is large.
 
 Tensors on a device go over the link's own communicator (`device_links.py`); the header still goes over gloo, since the
 host reads it, and so do tensors on the CPU. Where a device has no such communicator, its tensors are copied to the host
@@ -38,6 +39,7 @@ from weft.errors import PeerError, RunError, one_line
 from weft.runtime.comm.buffers import ALIGNMENT, DAMAGED, Pool, aligned, check_announced
 from weft.runtime.comm.device_links import Arrival, DeviceReceiver, DeviceSender
 from weft.runtime.comm.messages import NO_LOSS, Message
+from weft.runtime.comm.pipes import CAPACITY, PipeReader, PipeWriter
 from weft.runtime.comm.shared_memory import Piece, SharedReceiver, SharedSender
 from weft.runtime.device import HostCopy, mark, new_stream, on_stream
 from weft.runtime.tree import from_json
@@ -83,11 +85,12 @@ class SendLink:
         timeout: timedelta,
         shared_sender: SharedSender | None = None,
         device_sender: DeviceSender | None = None,
+        pipe: PipeWriter | None = None,
     ) -> None:
-        self._group, self._target, self._timeout = group, target, timeout
+        self._group, self._target, self._timeout, self._pipe = group, target, timeout, pipe
         self._shared_sender, self.device_sender = shared_sender, device_sender
         self._pool = Pool()
-        self._sends: deque[Sequence[Any]] = deque()  # each: works, and the tensors that they send
+        self._sends: deque[Sequence[Work]] = deque()  # of each message
         self._max_sends = slots + 1
         self._capacities = deque([FIRST_CAPACITY] * slots)  # of the receives that the other end has posted
         self._capacity = FIRST_CAPACITY
@@ -112,7 +115,7 @@ class SendLink:
         elif on_device:
             tensors = [tensor for tensor in tensors if not _is_on_device(tensor)]
         start, total = aligned(HEADER.size) + aligned(len(text)), _size(tensors)
-        piece = self._piece(total)
+        piece = self._piece(total) if start + total > FIRST_CAPACITY else None
         size = start + (total if piece is None else 0)
         flat = self._pool.acquire(size)
         loss = NO_LOSS if isinstance(message.loss, Tensor) else message.loss
@@ -132,9 +135,7 @@ class SendLink:
         return copy.tensors
 
     def _piece(self, size: int) -> Piece | None:
-        if self._shared_sender is None or size < FIRST_CAPACITY:
-            return None
-        return self._shared_sender.acquire(size)
+        return None if self._shared_sender is None else self._shared_sender.acquire(size)
 
     def abort(self, reason: str) -> Work:
         """Inform the other end that this rank failed."""
@@ -142,7 +143,7 @@ class SendLink:
         flat = torch.zeros(FIRST_CAPACITY, dtype=torch.uint8)
         HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST_CAPACITY, NO_PIECE, 0)
         flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        return self._isend(flat, TAG)
+        return self._put(flat, timeout=timedelta())
 
     def linger(self, end: float, is_there: Callable[[], bool]) -> None:
         """Wait until all that was sent is taken, or the other end is gone, but not beyond a moment."""
@@ -175,27 +176,33 @@ class SendLink:
         return number, json.dumps(description).encode()
 
     def _post(self, flat: Tensor, size: int) -> None:
-        tag = TAG
         works: list[Work] = []
         self._sends.append(works)
-        if size > self._capacities.popleft():
+        fits = size <= (CAPACITY if self._pipe is not None else self._capacities.popleft())
+        if not fits:
             header = self._pool.acquire(ALIGNMENT)
             HEADER.pack_into(header.numpy().data, 0, LARGE, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0)
-            works.append(self._isend(header, TAG))
+            works.append(self._put(header, timeout=self._timeout))
             self._capacity = max(self._capacity, size)
-            tag = LARGE_TAG
         if self._fault is not None:
             self._fault()
-        works.append(self._isend(flat, tag))
+        works.append(self._put(flat, timeout=self._timeout) if fits else self._isend(flat, LARGE_TAG))
         self._capacities.append(self._capacity)
+
+    def _put(self, flat: Tensor, *, timeout: timedelta) -> Work:
+        """Send what the next receive has room for."""
+        if self._pipe is None:
+            return self._isend(flat, TAG)
+        with link_errors():
+            self._pipe.write(flat.numpy().data, timeout)
+        return Work(lambda: None, flat)
 
     def _isend(self, flat: Tensor, tag: int) -> Work:
         return Work(lambda: dist.isend(flat, self._target, group=self._group, tag=tag), flat)
 
     def _finish(self, timeout: timedelta) -> None:
         for work in self._sends.popleft():
-            if not isinstance(work, Tensor):
-                work.wait(timeout)
+            work.wait(timeout)
 
 
 class ReceiveLink:
@@ -210,15 +217,17 @@ class ReceiveLink:
         device: torch.device,
         shared_receiver: SharedReceiver | None = None,
         device_receiver: DeviceReceiver | None = None,
+        pipe: PipeReader | None = None,
     ) -> None:
-        self._group, self._source, self._device = group, source, device
+        self._group, self._source, self._device, self._pipe = group, source, device, pipe
         self._shared_receiver, self.device_receiver = shared_receiver, device_receiver
         self._stream = new_stream(device)
         self._pool = Pool()
         self._capacity = FIRST_CAPACITY
         self._descriptions: dict[int, Layout] = {}
         self._fault = faults.site("receive")
-        self._posted: deque[Work] = deque(self._irecv(FIRST_CAPACITY, TAG) for _ in range(slots))
+        posted = slots if pipe is None else 0
+        self._posted: deque[Work] = deque(self._irecv(FIRST_CAPACITY, TAG) for _ in range(posted))
 
     @property
     def nbytes(self) -> int:
@@ -227,10 +236,7 @@ class ReceiveLink:
 
     def receive(self, timeout: timedelta) -> Message:
         """Wait for the next message."""
-        posted = self._posted[0]
-        posted.wait(timeout)
-        self._posted.popleft()
-        flat = posted.flat
+        flat = self._posted_message(timeout) if self._pipe is None else self._piped_message(self._pipe, timeout)
         op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
         if self._fault is not None:
             self._fault()
@@ -247,7 +253,8 @@ class ReceiveLink:
         text = flat[start : start + text_size].numpy().tobytes()
         if op == ABORT:
             raise PeerError(text.decode(errors="replace"))
-        self._posted.append(self._irecv(self._capacity, TAG))
+        if self._pipe is None:
+            self._posted.append(self._irecv(self._capacity, TAG))
         layout = self._layout(number, text)
         start += aligned(text_size)
         room = size - start
@@ -271,6 +278,16 @@ class ReceiveLink:
             tensors, arrival = self._on_device(tensors, layout)
         value: float | Tensor = tensors.pop() if layout.has_loss else loss
         return Message((op, chunk, index), tensors, layout.skeleton, layout.grads[: len(tensors)], value, arrival)
+
+    def _posted_message(self, timeout: timedelta) -> Tensor:
+        self._posted[0].wait(timeout)
+        return self._posted.popleft().flat
+
+    def _piped_message(self, pipe: PipeReader, timeout: timedelta) -> Tensor:
+        flat = self._pool.acquire(CAPACITY)
+        with link_errors():
+            pipe.read_into(flat.numpy().data, timeout)
+        return flat
 
     def _on_device(self, tensors: Sequence[Tensor], layout: Layout) -> tuple[list[Tensor], Arrival]:
         """Tensors that came through host memory, moved to the device where they belong."""
@@ -315,7 +332,7 @@ class ReceiveLink:
 
 
 class Work:
-    """A send or receive in progress, with its memory."""
+    """A send or receive in progress, with its memory; what went through a pipe is done."""
 
     def __init__(self, begin: Callable[[], dist.Work | None], flat: Tensor) -> None:
         self.flat = flat
@@ -323,16 +340,16 @@ class Work:
             self._work = begin()
 
     def wait(self, timeout: timedelta) -> None:
-        assert self._work is not None
-        with link_errors():
-            self._work.wait(timeout)
+        if self._work is not None:
+            with link_errors():
+                self._work.wait(timeout)
 
 
 @contextlib.contextmanager
 def link_errors() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, TimeoutError) as problem:
+    except (RuntimeError, TimeoutError, ConnectionError) as problem:
         raise LinkError(str(problem)) from problem
 
 
