@@ -24,7 +24,7 @@ from weft.schedule.actions import (
 from weft.schedule.catalog import METHODS, Method, schedule
 from weft.schedule.core import Schedule, check_sizes
 from weft.schedule.csv_format import load_csv, read_csv, torch_can_express, write_csv
-from weft.schedule.lower import Program, Step, lower, prediction_of, shared_weights
+from weft.schedule.lower import Program, Row, Step, lower, prediction_of, shared_weights
 from weft.schedule.recompute import (
     RecomputeChoice,
     check_autocast,
@@ -53,6 +53,7 @@ __all__ = [
     "Op",
     "Program",
     "RecomputeChoice",
+    "Row",
     "Rows",
     "Schedule",
     "Step",

@@ -24,7 +24,7 @@ from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.engine.memory import MemoryAccount
 from weft.runtime.engine.precision import remedy_for_mixed
 from weft.runtime.engine.staleness import Staleness
-from weft.runtime.engine.task import Task, tasks
+from weft.runtime.engine.task import Task, TaskList
 from weft.runtime.engine.waiting import DEVICE, GRADIENTS, NOTHING, Wait, Waits
 from weft.runtime.weights import GradientSync, ParameterSet, PendingUpdate
 from weft.schedule import Action, Op, Program, Step
@@ -57,7 +57,7 @@ class Worker:
         self.schedule = programs[0].schedule
         self.device = next(iter(chunks.values())).compute.device
         self.number = replica * self.schedule.stages + rank  # among all ranks of all replicas
-        self._set_programs, self._gradient_sync = set_programs, gradient_sync
+        self._tasks, self._gradient_sync = TaskList(programs, set_programs, chunks, rank=rank), gradient_sync
         self._skip_nan = skip_nan
         self.inbox, self._send = inbox, send
         self.inputs: dict[int, Any] = {}  # of micro-batches that have not begun
@@ -87,9 +87,7 @@ class Worker:
     def cycle(self, cycle: int, *, minibatches: int | None = None) -> Waits:
         """Run a cycle: what one more mini-batch brings, or a part of the drain."""
         self.meter.begin_cycle(first=cycle == 0)
-        for task in tasks(
-            self.programs, self._set_programs, self.chunks, rank=self.rank, cycle=cycle, minibatches=minibatches
-        ):
+        for task in self._tasks.cycle(cycle, minibatches=minibatches):
             step = task.step
             with self.locating_errors(step.action.chunk, self.begun + step.minibatch, step.action):
                 self.advance()
