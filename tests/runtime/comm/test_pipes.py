@@ -20,19 +20,12 @@ def connected(slots: int = 8) -> tuple[PipeWriter, PipeReader]:
     return writer, reader
 
 
-def read(reader: PipeReader, size: int) -> bytes:
-    memory = bytearray(size)
-    reader.read_into(memoryview(memory), SHORT)
-    return bytes(memory)
-
-
 def test_messages_come_whole_and_in_order() -> None:
     writer, reader = connected()
     sizes = [64, CAPACITY, 1, 200]
     for number, size in enumerate(sizes):
         writer.write(bytes([number + 1]) * size, SHORT)
-    for number, size in enumerate(sizes):
-        assert read(reader, CAPACITY) == bytes([number + 1]) * size + bytes(CAPACITY - size)
+    assert [reader.read(SHORT) for _ in sizes] == [bytes([number + 1]) * size for number, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 1), (16, CAPACITY), (64, 1)])
@@ -43,9 +36,9 @@ def test_the_writer_of_a_full_pipe_waits(slots: int, size: int) -> None:
         writer.write(bytes([number]) * size, SHORT)
     with pytest.raises(TimeoutError, match="timed out"):
         writer.write(bytes(size), SHORT)
-    assert [read(reader, size)[0] for _ in range(slots)] == list(range(slots))
+    assert [reader.read(SHORT)[0] for _ in range(slots)] == list(range(slots))
     with pytest.raises(TimeoutError, match="timed out"):
-        read(reader, size)
+        reader.read(SHORT)
 
 
 def test_each_end_notices_the_end_of_the_other() -> None:
@@ -53,9 +46,9 @@ def test_each_end_notices_the_end_of_the_other() -> None:
     writer, reader = connected()
     writer.write(b"last", SHORT)
     del writer
-    assert read(reader, 4) == b"last"
+    assert reader.read(SHORT) == b"last"
     with pytest.raises(ConnectionError, match="closed"):
-        read(reader, 1)
+        reader.read(SHORT)
     writer, reader = connected()
     del reader
     with pytest.raises(ConnectionError):

@@ -25,7 +25,7 @@ import json
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -45,7 +45,7 @@ from weft.runtime.device import HostCopy, mark, new_stream, on_stream
 from weft.runtime.tree import from_json
 
 # op, chunk, index, loss, number of the description, its bytes, bytes of the message, piece of shared memory, its bytes
-HEADER = struct.Struct("<bxhxxxxqdiiqqq")
+HEADER = struct.Struct("<bxhxxxxqdiiqqq8x")
 NO_PIECE = -1
 FIRST_CAPACITY = 4096  # bytes of the first receives; messages up to this size always fit
 ABORT, LARGE = -1, -2  # instead of an op
@@ -107,26 +107,40 @@ class SendLink:
         """Send without waiting, unless the link is full."""
         while len(self._sends) >= self._max_sends:
             self._finish(self._timeout)
-        tensors = [*message.tensors, message.loss] if isinstance(message.loss, Tensor) else message.tensors
+        tensors, loss = message.tensors, message.loss
+        if isinstance(loss, Tensor):
+            tensors, loss = [*tensors, loss], NO_LOSS
         number, text = self._describe(message, tensors)
-        on_device = [tensor for tensor in tensors if _is_on_device(tensor)]
+        on_device = [tensor for tensor in tensors if not tensor.is_cpu]
         if on_device and self.device_sender is None:
             tensors, on_device = self._on_host(tensors), []
         elif on_device:
-            tensors = [tensor for tensor in tensors if not _is_on_device(tensor)]
-        start, total = aligned(HEADER.size) + aligned(len(text)), _size(tensors)
+            tensors = [tensor for tensor in tensors if tensor.is_cpu]
+        start, total = HEADER.size + aligned(len(text)), _size(tensors)
         piece = self._piece(total) if start + total > FIRST_CAPACITY else None
         size = start + (total if piece is None else 0)
-        flat = self._pool.acquire(size)
-        loss = NO_LOSS if isinstance(message.loss, Tensor) else message.loss
         shared = (NO_PIECE, 0) if piece is None else (piece.number, piece.size)
-        HEADER.pack_into(flat.numpy().data, 0, *message.key, loss, number, len(text), size, *shared)
-        if text:
-            flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        _write(tensors, *((flat, start) if piece is None else (piece.flat, 0)))
+        head = HEADER.pack(*message.key, loss, number, len(text), size, *shared) + text
+        if piece is not None:
+            _write(tensors, piece.flat, 0)
+            tensors = []
         if self.device_sender is not None:  # the data first: nobody waits for it, and the header may
             self.device_sender.send(_size(on_device), lambda flat: _write(on_device, flat, 0))
-        self._post(flat, size)
+        if self._pipe is not None and not tensors and size <= CAPACITY:
+            if self._fault is not None:
+                self._fault()
+            with link_errors():
+                self._pipe.write(head.ljust(size, b"\0"), self._timeout)
+        else:
+            flat = self._flat(head, size)
+            _write(tensors, flat, start)
+            self._post(flat, size)
+
+    def _flat(self, head: bytes, size: int) -> Tensor:
+        """The memory of a message that begins like this."""
+        flat = self._pool.acquire(size)
+        flat.numpy().data[: len(head)] = head
+        return flat
 
     def _on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         copy = HostCopy(tensors)
@@ -140,10 +154,8 @@ class SendLink:
     def abort(self, reason: str) -> Work:
         """Inform the other end that this rank failed."""
         text = reason.encode()[: FIRST_CAPACITY - 2 * ALIGNMENT]
-        flat = torch.zeros(FIRST_CAPACITY, dtype=torch.uint8)
-        HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST_CAPACITY, NO_PIECE, 0)
-        flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        return self._put(flat, timeout=timedelta())
+        head = HEADER.pack(ABORT, 0, 0, 0.0, 0, len(text), FIRST_CAPACITY, NO_PIECE, 0) + text
+        return self._put(self._flat(head, FIRST_CAPACITY), timeout=timedelta())
 
     def linger(self, end: float, is_there: Callable[[], bool]) -> None:
         """Wait until all that was sent is taken, or the other end is gone, but not beyond a moment."""
@@ -157,15 +169,11 @@ class SendLink:
     def _describe(self, message: Message, tensors: Sequence[Tensor]) -> tuple[int, bytes]:
         """The number of a message's description, and its text if the receiver does not know it yet."""
         has_loss = len(tensors) > len(message.tensors)
-        grads = [*message.grads, False] if has_loss else message.grads
-        description = (
-            message.skeleton,
-            has_loss,
-            *(
-                (str(tensor.dtype)[6:], tuple(tensor.shape), grad, _is_on_device(tensor))
-                for tensor, grad in zip(tensors, grads, strict=True)
-            ),
-        )
+        grads = (*message.grads, False) if has_loss else message.grads
+        forms = [
+            (tensor.dtype, tensor.shape, grad, not tensor.is_cpu) for tensor, grad in zip(tensors, grads, strict=True)
+        ]
+        description = (message.skeleton, has_loss, *forms)
         number = self._descriptions.get(description)
         if number is not None:
             return number, b""
@@ -173,15 +181,15 @@ class SendLink:
             self._descriptions.clear()
         number = self._descriptions[description] = self._next_description % (2 * MAX_DESCRIPTIONS)
         self._next_description += 1
-        return number, json.dumps(description).encode()
+        plain = [(str(dtype).removeprefix("torch."), *others) for dtype, *others in forms]
+        return number, json.dumps((message.skeleton, has_loss, *plain)).encode()
 
     def _post(self, flat: Tensor, size: int) -> None:
         works: list[Work] = []
         self._sends.append(works)
         fits = size <= (CAPACITY if self._pipe is not None else self._capacities.popleft())
         if not fits:
-            header = self._pool.acquire(ALIGNMENT)
-            HEADER.pack_into(header.numpy().data, 0, LARGE, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0)
+            header = self._flat(HEADER.pack(LARGE, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0), ALIGNMENT)
             works.append(self._put(header, timeout=self._timeout))
             self._capacity = max(self._capacity, size)
         if self._fault is not None:
@@ -236,21 +244,21 @@ class ReceiveLink:
 
     def receive(self, timeout: timedelta) -> Message:
         """Wait for the next message."""
-        flat = self._posted_message(timeout) if self._pipe is None else self._piped_message(self._pipe, timeout)
-        op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
+        flat, memory = self._posted_message(timeout) if self._pipe is None else self._piped_message(self._pipe, timeout)
+        start = HEADER.size
+        op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(memory)
         if self._fault is not None:
             self._fault()
-        start = aligned(HEADER.size)
         if op == LARGE:
             check_announced(size, f"rank {self._source}'s message", least=start)
             self._capacity = max(self._capacity, size)
             large = self._irecv(size, LARGE_TAG)
             large.wait(timeout)
-            flat = large.flat
-            op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
-        if not 0 <= text_size <= size - start <= flat.nbytes - start:
-            raise self._damaged(f"{size} bytes in a buffer of {flat.nbytes}, with a description of {text_size}")
-        text = flat[start : start + text_size].numpy().tobytes()
+            flat, memory = large.flat, large.flat.numpy().data
+            op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(memory)
+        if not 0 <= text_size <= size - start <= len(memory) - start:
+            raise self._damaged(f"{size} bytes in a buffer of {len(memory)}, with a description of {text_size}")
+        text = bytes(memory[start : start + text_size])
         if op == ABORT:
             raise PeerError(text.decode(errors="replace"))
         if self._pipe is None:
@@ -260,6 +268,9 @@ class ReceiveLink:
         room = size - start
         if piece != NO_PIECE:
             flat, start, room = self._read_piece(piece, piece_size), 0, piece_size
+        elif flat is None:
+            flat = self._pool.acquire(len(memory))
+            flat.numpy().data[:] = memory
         arrival, needed = None, layout.nbytes
         if self.device_receiver is not None:
             arrival = self.device_receiver.receive(layout.device_nbytes)
@@ -279,15 +290,15 @@ class ReceiveLink:
         value: float | Tensor = tensors.pop() if layout.has_loss else loss
         return Message((op, chunk, index), tensors, layout.skeleton, layout.grads[: len(tensors)], value, arrival)
 
-    def _posted_message(self, timeout: timedelta) -> Tensor:
+    def _posted_message(self, timeout: timedelta) -> tuple[Tensor, memoryview]:
         self._posted[0].wait(timeout)
-        return self._posted.popleft().flat
+        flat = self._posted.popleft().flat
+        return flat, flat.numpy().data
 
-    def _piped_message(self, pipe: PipeReader, timeout: timedelta) -> Tensor:
-        flat = self._pool.acquire(CAPACITY)
+    def _piped_message(self, pipe: PipeReader, timeout: timedelta) -> tuple[None, bytes]:
+        """Few messages have tensors here, which need memory of their own."""
         with link_errors():
-            pipe.read_into(flat.numpy().data, timeout)
-        return flat
+            return None, pipe.read(timeout)
 
     def _on_device(self, tensors: Sequence[Tensor], layout: Layout) -> tuple[list[Tensor], Arrival]:
         """Tensors that came through host memory, moved to the device where they belong."""
@@ -296,7 +307,7 @@ class ReceiveLink:
                 tensor.to(self._device) if on_device else tensor
                 for tensor, (*_, on_device) in zip(tensors, layout.tensors, strict=True)
             ]
-            return moved, Arrival(mark(self._device), [tensor for tensor in moved if _is_on_device(tensor)])
+            return moved, Arrival(mark(self._device), [tensor for tensor in moved if not tensor.is_cpu])
 
     def _layout(self, number: int, text: bytes) -> Layout:
         """The description with this number, which a text, if there is one, replaces."""
@@ -345,12 +356,14 @@ class Work:
                 self._work.wait(timeout)
 
 
-@contextlib.contextmanager
-def link_errors() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, TimeoutError, ConnectionError) as problem:
-        raise LinkError(str(problem)) from problem
+class link_errors:
+    """A context that raises what goes wrong with a connection as a LinkError; a generator would take longer."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
+        if isinstance(problem, RuntimeError | TimeoutError | ConnectionError):
+            raise LinkError(str(problem)) from problem
 
 
 def _read_description(text: bytes) -> Layout:
@@ -372,10 +385,6 @@ def _read_description(text: bytes) -> Layout:
         nbytes=sum(size for size, _ in sizes),
         device_nbytes=sum(size for size, on_device in sizes if on_device),
     )
-
-
-def _is_on_device(tensor: Tensor) -> bool:
-    return tensor.device.type != "cpu"
 
 
 def _size(tensors: Sequence[Tensor]) -> int:

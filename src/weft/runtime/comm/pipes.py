@@ -52,13 +52,13 @@ class PipeReader:
         weakref.finalize(self, os.close, self._descriptor)
         self._poll = _poll(self._descriptor, select.POLLIN)
 
-    def read_into(self, memory: memoryview, timeout: timedelta) -> None:
+    def read(self, timeout: timedelta) -> bytes:
         """Wait for the next message."""
         while True:
             try:
-                if os.readv(self._descriptor, [memory]) == 0:
-                    raise ConnectionError("the other end of the pipe is closed")
-                return
+                if data := os.read(self._descriptor, CAPACITY):
+                    return data
+                raise ConnectionError("the other end of the pipe is closed")
             except BlockingIOError:
                 _wait(self._poll, timeout)
 
