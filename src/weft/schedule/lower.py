@@ -62,19 +62,22 @@ class Row(NamedTuple):
 
     def step(self, cycle: int) -> Step:
         """The row in a cycle. Version 0 stands for all earlier versions, and none of those dies."""
-        (op, chunk, index), minibatch, version, ahead, predicts, dies, forgets, *places, _, row = self.first
-        version += cycle
+        first = self.first
+        (op, chunk, index), version = first.action, first.version + cycle
         return Step(
             Action(op, chunk, index + cycle * self.period),
-            minibatch + cycle,
+            first.minibatch + cycle,
             max(0, version),
-            ahead,
-            predicts,
-            dies and version >= 0,
-            forgets,
-            *places,
+            first.ahead,
+            first.predicts,
+            first.dies and version >= 0,
+            first.forgets,
+            first.needs,
+            first.feeds,
+            first.source,
+            first.target,
             cycle,
-            row,
+            first.row,
         )
 
     def is_in(self, cycle: int, minibatches: int | None) -> bool:
