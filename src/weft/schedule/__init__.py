@@ -26,7 +26,7 @@ from weft.schedule.core import Schedule, check_sizes
 from weft.schedule.csv_format import load_csv, read_csv, torch_can_express, write_csv
 from weft.schedule.delays import max_ahead, max_delay, mean_delay, mean_over_chunks
 from weft.schedule.find_block import DEFAULT_SLACK, find_block
-from weft.schedule.lower import Program, Step, lower, prediction_of, shared_weights
+from weft.schedule.lower import Program, Row, Step, lower, prediction_of, shared_weights
 from weft.schedule.recompute import (
     RecomputeChoice,
     check_autocast,
@@ -56,6 +56,7 @@ __all__ = [
     "Op",
     "Program",
     "RecomputeChoice",
+    "Row",
     "Rows",
     "Schedule",
     "Step",
