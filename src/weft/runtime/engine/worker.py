@@ -57,7 +57,8 @@ class Worker:
         self.schedule = programs[0].schedule
         self.device = next(iter(chunks.values())).compute.device
         self.number = replica * self.schedule.stages + rank  # among all ranks of all replicas
-        self._tasks, self._gradient_sync = TaskList(programs, set_programs, chunks, rank=rank), gradient_sync
+        self._set_programs, self._gradient_sync = set_programs, gradient_sync
+        self._tasks = TaskList(programs, set_programs, chunks, rank=rank)
         self._skip_nan = skip_nan
         self.inbox, self._send = inbox, send
         self.inputs: dict[int, Any] = {}  # of micro-batches that have not begun
