@@ -104,7 +104,7 @@ class Rounding:
 class Oracle:
     """Trains a copy of `model`. `forgetful` runs every backward at the newest weights: a bug, not the law.
 
-    With `newest_backward` it is the law, but not for tied parameters: they have one version a mini-batch, the oldest.
+    With `newest_backward` it is the law, but not for tied parameters: both passes read the version of the forward.
 
     With `skips`, the groups of a mini-batch with a gradient that is not finite make no update. Groups are clipped by
     norms of their own.
@@ -157,10 +157,7 @@ class Oracle:
         for j, (x, y) in enumerate(zip(inputs.chunk(m), targets.chunk(m), strict=True)):
             leaves, weights = dict[tuple[nn.Parameter, int], Tensor](), dict[str, Tensor]()
             for i, (param, chunks) in enumerate(self.holders.items()):
-                tied = len(chunks) > 1  # it reads the oldest version that one of its chunks reads
-                late = max(
-                    self.delay(k, i) for k in chunks for i in (range(m) if tied and self.newest_backward else [j])
-                )
+                late = max(self.delay(k, j) for k in chunks)  # tied: the oldest version that one of its chunks reads
                 for k, names in chunks.items():
                     leaves[param, k] = self.rounding.leaf_of(self.model, param, self.versions[max(0, t - late)][i])
                     weights |= dict.fromkeys(names, leaves[param, k])
