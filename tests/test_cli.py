@@ -38,6 +38,25 @@ def test_schedules_lists_every_method(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(name in text for name in names)
 
 
+def test_schedules_show_figures_at_a_size(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("schedules", "--stages", "8", "--microbatches", "16")
+    shown = {
+        (method["name"], tuple(variant["options"])): (variant["mean_delay"], variant["slack"]["messages"])
+        for method in data(capsys, *sizes)
+        for variant in method["figures"]["variants"]
+    }
+    assert shown["1f1b", ()] == (0, 0)
+    assert shown["pipedream", ()] == (3.5 / 16, 0)  # 2bw with fresh reads: 7, 6, … 0 of 16 micro-batches are late
+    assert shown["2bw", ("warmup",)] == (1, pytest.approx(1.5))
+    assert shown["wpipe", ("fresh",)] == (4 / 16, 0)
+    assert shown["wpipe", ("warmup", "fresh")] == (8 / 16, pytest.approx(0.75))
+    assert re.search(r"^wpipe --warmup 2 --fresh +0.0% +15.5 +0.5 +0.75$", out(capsys, *sizes), re.MULTILINE)
+    few = ("schedules", "--stages", "8", "--microbatches", "3")
+    assert re.search(r"^wpipe +– +– +– +–$", out(capsys, *few), re.MULTILINE)
+    problems = [method["figures"]["variants"][0].get("problem", "") for method in data(capsys, *few)]
+    assert any("wpipe needs microbatches to be a multiple of stages" in problem for problem in problems)
+
+
 def test_simulate_prints_figures(capsys: pytest.CaptureFixture[str]) -> None:
     figures = data(capsys, "simulate", "wpipe", "--stages", "8", "--microbatches", "8")
     assert figures["bubble"] == 0
