@@ -25,7 +25,7 @@ def headline(figures: Figures) -> dict[str, str]:
         f"makespan of {format_count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
         "messages per micro-batch": f"{figures['messages_per_microbatch']:g}",
         "delay in updates": delay_text(figures["mean_delay"], figures["delay"], figures["ahead"]),
-        "slack of messages": _slack_text(figures["slack"]),
+        "slack, time of a hop that is hidden": _slack_text(figures["slack"]),
     }
 
 
@@ -37,10 +37,7 @@ def delay_text(mean: float, largest: Sequence[int], ahead: Sequence[int]) -> str
 def _slack_text(slack: Mapping[str, Any] | None) -> str:
     if slack is None:
         return "not computed: too many actions"
-    hidden = slack["messages"]
-    if hidden is None:
-        return "no messages"
-    return f"{format_figure(hidden)}, {'a hop of this time is hidden' if hidden else 'nothing hides a hop'}"
+    return "no messages" if slack["messages"] is None else format_figure(slack["messages"])
 
 
 def print_ranks(figures: Figures) -> None:
