@@ -34,7 +34,7 @@ def data(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def test_schedules_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     names = [method["name"] for method in data(capsys, "schedules")]
     text = out(capsys, "schedules")
-    assert len(names) == 11
+    assert len(names) == 12
     assert all(name in text for name in names)
 
 

@@ -14,7 +14,7 @@ from weft.schedule import METHODS, Schedule, load_csv, load_schedule_function, v
 from weft.simulate import Cost, Link
 from weft.text import did_you_mean
 
-SCHEDULE_OPTIONS = ("chunks", "warmup", "versions", "predict", "vertical_sync", "fresh")
+SCHEDULE_OPTIONS = ("chunks", "warmup", "versions", "predict", "vertical_sync", "fresh", "slack", "split")
 
 
 class Parser(argparse.ArgumentParser):
@@ -131,7 +131,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predict",
         metavar="WHICH",
-        help="2bw, wpipe: predict weights; backward at the same (published) or at the newest version (exact)",
+        help="2bw, wpipe, weave: predict weights; backward at the same (published) or at the newest version (exact)",
     )
     parser.add_argument("--vertical-sync", action="store_true", default=None, help="pipedream: vertical sync")
     parser.add_argument(
@@ -139,6 +139,15 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="wpipe: every forward reads the newest version, so only the first turn of a mini-batch is late",
+    )
+    parser.add_argument(
+        "--slack", type=number, metavar="N", help="weave: time of a hop to hide, in forwards of a stage (default 0.5)"
+    )
+    parser.add_argument(
+        "--split",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="weave: split backwards (the default), so that fewer micro-batches are in flight",
     )
     add_json(parser)
 

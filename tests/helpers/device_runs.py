@@ -119,7 +119,7 @@ class Case:
 
     @property
     def balance(self) -> list[int]:
-        return BALANCE[self.stages * (2 if self.method in ("wpipe", FRESH, "interleaved") else 1)]
+        return BALANCE[self.stages * (2 if self.method in ("wpipe", FRESH, "weave", "interleaved") else 1)]
 
     @property
     def is_allowed(self) -> bool:
@@ -130,12 +130,12 @@ class Case:
             return False  # too few rows for BatchNorm
         if (self.method in OTHER_BACKWARD or self.treatment == "exact") and (self.recompute or autocast):
             return False
-        if self.method == "zb-h1" and self.recompute == "layer":
+        if self.method in ("zb-h1", "weave") and self.recompute == "layer":
             return False
-        if self.clip_norm is not None and self.method in ("pipedream", *OTHER_BACKWARD, *(["2bw"] * predicts)):
+        if self.clip_norm is not None and self.method in ("pipedream", "weave", *OTHER_BACKWARD, *(["2bw"] * predicts)):
             return False  # there is no norm over all chunks
         if predicts:
-            return self.method in (*PREDICTING, "2bw", "wpipe", FRESH)
+            return self.method in (*PREDICTING, "2bw", "wpipe", FRESH, "weave")
         if self.treatment == "pipemare":
             return self.method == "pipedream" and self.stages == 4
         return self.treatment == "none" or METHODS[self.method.removesuffix("-fresh")].asynchronous

@@ -18,6 +18,28 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Grouping = Callable[[tuple[int, ...]], Hashable]  # the chunks that hold a parameter -> the group that skips with it
 
 
+# By stages, slack and split, for each chunk: the forwards of `weave` that begin before a micro-batch is retired.
+LATE_IN_WEAVE = {
+    (1, 0.5, True): "00",
+    (2, 0.5, True): "2110",
+    (3, 0.5, True): "332210",
+    (4, 0.5, True): "44322110",
+    (8, 0.5, True): "A998776554432210",
+    (1, 0, True): "00",
+    (2, 0, True): "2100",
+    (3, 0, True): "221100",
+    (4, 0, True): "22211100",
+    (8, 0, True): "5554443332221110",
+    (2, 0.5, False): "2110",
+    (3, 0.5, False): "432210",
+    (4, 0.5, False): "65433210",
+    (8, 0.5, False): "EDCBA98776543210",
+    (2, 0, False): "2100",
+    (3, 0, False): "321100",
+    (4, 0, False): "44322100",
+}
+
+
 def delays(
     method: str,
     stages: int,
@@ -27,8 +49,13 @@ def delays(
     fresh: bool = False,
     warmup: int = 1,
     chunks: int = 2,
+    slack: float = 0.5,
+    split: bool = True,
 ) -> Delay:
     """How many updates late each forward reads, by the formula of its method."""
+    if method == "weave":
+        late = [int(digit, 16) for digit in LATE_IN_WEAVE[stages, slack, split]]
+        return lambda k, j: max(0, math.ceil((late[k] - j) / microbatches))
     if method in ("pipedream", "paci") and not vertical_sync:
         return lambda k, j: max(0, math.ceil((stages - 1 - k - j) / microbatches))
     turn = max(n * stages for n in range(1, warmup + 1) if microbatches % (n * stages) == 0) if fresh else microbatches

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import weft
 
 ONE_F_ONE_B = ["xpipe", "spectrain", "pipeoptim"]  # any number of micro-batches
-ADDED = ["2bw", "wpipe"]  # the order is not made for prediction; they need m >= p, or a multiple
+ADDED = ["2bw", "wpipe", "weave"]  # the order is not made for prediction; they need m >= p, or a multiple
 METHODS = list(product(ONE_F_ONE_B + ADDED, ["published", "exact"]))
 UPDATES = models.Case.updates
 

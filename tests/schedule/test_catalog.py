@@ -1,6 +1,7 @@
 """Every combination of sizes either verifies or is refused with a reason and a remedy."""
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import weft
 from weft import WeftError
-from weft.schedule import METHODS
+from weft.schedule import METHODS, RETIRING, Op
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "interleaved": [{"chunks": v} for v in (1, 2, 3, 4)],
@@ -18,6 +19,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "wpipe": [
         *({"warmup": warmup} | fresh for warmup in (1, 2, 3) for fresh in ({}, {"fresh": True})),
         *({"predict": versions, "fresh": True} for versions in ("published", "exact")),
+    ],
+    "weave": [
+        *({"slack": slack, "split": split} for slack in (0, 0.7) for split in (True, False)),
+        *({"predict": versions} for versions in ("published", "exact")),
     ],
     "xpipe": [{}, {"versions": "exact"}],
 }
@@ -36,8 +41,24 @@ def fits(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> 
         "paci": microbatches >= stages,
         "2bw": microbatches >= max(stages, warmup * (stages - 1)),
         "pipedream": microbatches == 1 or not options.get("vertical_sync"),
+        "weave": name == "weave" and microbatches >= most_late(stages, **options),
     }
     return fitting.get(name, True)
+
+
+@cache
+def most_late(stages: int, **options: Any) -> int:
+    """How many micro-batches of a chunk begin between a forward and its retirement, as the streams show it."""
+    late = 1
+    for rank, rows in enumerate(weft.schedule("weave", stages=stages, microbatches=4 * stages, **options).streams):
+        for chunk in (rank, 2 * stages - 1 - rank):
+            newest = None
+            for op, index in rows[["op", "index"]][rows["chunk"] == chunk].tolist():
+                if op == Op.F:
+                    newest = index
+                elif op in RETIRING and newest is not None:
+                    late = max(late, newest - index)
+    return late
 
 
 def check_built_or_refused(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> None:

@@ -25,6 +25,10 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("wpipe", 2, 6, {"warmup": 2, "fresh": True}),  # turns of two: the minimum
     ("wpipe", 2, 4, {"predict": "published", "fresh": True}),
     ("wpipe", 2, 4, {"predict": "exact", "fresh": True}),
+    ("weave", 1, 2, {}),
+    ("weave", 4, 4, {"slack": 0}),
+    ("weave", 3, 4, {"slack": 0, "split": False}),
+    ("weave", 4, 6, {"split": False}),
 ]
 
 

@@ -18,6 +18,7 @@ from weft.schedule.methods import (
     pipeoptim,
     spectrain,
     two_buffered,
+    weave,
     wpipe,
     xpipe,
     zb_h1,
@@ -105,6 +106,13 @@ METHODS: dict[str, Method] = {
         needs=">= p",
         weights="newest; newest",
         summary="no bubble, no extra versions; the two passes read different weights",
+    ),
+    "weave": Method(
+        build=weave,
+        asynchronous=True,
+        needs=">= 4p/3",
+        weights="newest; same",
+        summary="no bubble, half of wpipe's activations, few late micro-batches",
     ),
     "xpipe": Method(
         build=xpipe,

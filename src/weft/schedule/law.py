@@ -12,7 +12,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
+from weft.schedule.building_block import BuildingBlock
 from weft.schedule.core import Schedule
+from weft.schedule.find_block import DEFAULT_SLACK, find_block
 from weft.schedule.methods.wpipe import turn_of
 
 
@@ -61,6 +63,16 @@ def paci(schedule: Schedule, chunk: int, j: int) -> Reads:
     return Reads(newest_delay(schedule, chunk, j), 0)
 
 
+def weave(schedule: Schedule, chunk: int, j: int) -> Reads:
+    """In units of a building block, forward `i` of a chunk is at `F + 6 i`, and update `t` after micro-batch
+    `(t + 1) m - 1` is retired, at `R + 6 ((t + 1) m - 1)`. So forward `t m + j` finds
+    `floor((t m + j + 1 - n) / m)` updates made, with `n = ceil((R - F) / 6)`, the chunk's micro-batches in flight.
+    """
+    in_flight = block_of(schedule).chunk(chunk).in_flight
+    delay = max(0, math.ceil(Fraction(in_flight - 1 - j, schedule.microbatches)))
+    return predicted(schedule, delay) or Reads(delay, delay)
+
+
 def predicted(schedule: Schedule, delay: int) -> Reads | None:
     """The reads with prediction, where a forward has this delay; None without it."""
     if "predict" not in schedule.options:
@@ -98,6 +110,7 @@ LAWS: dict[str, Law] = {
     "2bw": two_buffered,
     "wpipe": wpipe,
     "paci": paci,
+    "weave": weave,
     "xpipe": xpipe,
     "spectrain": spectrain,
     "pipeoptim": pipeoptim,
@@ -113,6 +126,8 @@ def in_flight_limit(schedule: Schedule, rank: int) -> float:
     p, m, behind = schedule.stages, schedule.microbatches, schedule.stages - 1 - rank
     warmup: int = schedule.options.get("warmup", 1)
     chunks = schedule.chunks // p
+    if schedule.name == "weave":
+        return block_of(schedule).peak(rank) / 2
     limits: dict[str, float] = {
         "gpipe": m,
         "1f1b": min(m, p - rank),
@@ -128,6 +143,12 @@ def in_flight_limit(schedule: Schedule, rank: int) -> float:
 def newest_delay(schedule: Schedule, rank: int, j: int) -> int:
     """Updates between the forward of micro-batch `j` and the update of its mini-batch, in asynchronous 1F1B."""
     return max(0, math.ceil(Fraction(schedule.stages - 1 - rank - j, schedule.microbatches)))
+
+
+def block_of(schedule: Schedule) -> BuildingBlock:
+    """The building block of a `weave`."""
+    options = schedule.options
+    return find_block(schedule.stages, options.get("slack", DEFAULT_SLACK), options.get("split", True))
 
 
 def round_half_up(value: Fraction) -> int:

@@ -54,6 +54,38 @@ class Step(NamedTuple):
         return f"{self.action}@{self.version}" + "!" * self.dies + prediction
 
 
+class Row(NamedTuple):
+    """A row of a rank's stream, for all cycles."""
+
+    first: Step  # in cycle 0, and before there was a version 0
+    period: int  # what its index grows by from cycle to cycle
+
+    def step(self, cycle: int) -> Step:
+        """The row in a cycle. Version 0 stands for all earlier versions, and none of those dies."""
+        first = self.first
+        (op, chunk, index), version = first.action, first.version + cycle
+        return Step(
+            Action(op, chunk, index + cycle * self.period),
+            first.minibatch + cycle,
+            max(0, version),
+            first.ahead,
+            first.predicts,
+            first.dies and version >= 0,
+            first.forgets,
+            first.needs,
+            first.feeds,
+            first.source,
+            first.target,
+            cycle,
+            first.row,
+        )
+
+    def is_in(self, cycle: int, minibatches: int | None) -> bool:
+        """Whether its mini-batch in a cycle is one of a window (None: of an endless run)."""
+        minibatch = self.first.minibatch + cycle
+        return minibatch >= 0 and (minibatches is None or minibatch < minibatches)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
     """A lowered schedule: every column is an array of ranks x rows for one cycle."""
@@ -85,40 +117,46 @@ class Program:
                 f"({self.drain} of {cycles} mini-batches to drain); use fewer stages, micro-batches or mini-batches"
             )
 
-    def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:
-        """The steps of a rank in one cycle of a window of mini-batches (None: of an endless run)."""
-        microbatches, placement = self.schedule.microbatches, self.schedule.placement
+    def rows(self, rank: int) -> list[Row]:
+        """What a rank does in every cycle."""
+        microbatches, placement = self.schedule.microbatches, (*self.schedule.placement, -1)  # chunk -1 is nowhere
         columns = (self.op, self.chunk, self.index, self.batch, self.delay, self.ahead)
         flags = (self.predicts, self.dies, self.forgets)
         table = zip(*(column[rank].tolist() for column in columns + flags), strict=True)
+        all_needs, all_feeds, found = self.needs.tolist(), self.feeds.tolist(), []
         for row, (op, chunk, index, batch, delay, ahead, predicts, dies, forgets) in enumerate(table):
-            minibatch = batch + cycle
-            if op == NONE or minibatch < 0 or (minibatches is not None and minibatch >= minibatches):
-                continue
-            needs, feeds = int(self.needs[op, chunk]), int(self.feeds[op, chunk])
-            yield Step(
-                action=Action(Op(op), chunk, index + cycle * (1 if op == Op.U else microbatches)),
-                minibatch=minibatch,
-                version=minibatch + 1 if op == Op.U else max(0, minibatch - delay),
-                ahead=ahead,
-                predicts=predicts,
-                dies=dies and minibatch >= delay,  # version 0 replaces all earlier versions
-                forgets=forgets,
-                needs=needs,
-                feeds=feeds,
-                source=-1 if needs < 0 or placement[needs] == rank else placement[needs],
-                target=-1 if feeds < 0 or placement[feeds] == rank else placement[feeds],
-                cycle=cycle,
-                row=row,
-            )
+            if op != NONE:
+                needs, feeds = all_needs[op][chunk], all_feeds[op][chunk]
+                first = Step(
+                    action=Action(Op(op), chunk, index),
+                    minibatch=batch,
+                    version=batch + 1 if op == Op.U else batch - delay,
+                    ahead=ahead,
+                    predicts=predicts,
+                    dies=dies,
+                    forgets=forgets,
+                    needs=needs,
+                    feeds=feeds,
+                    source=-1 if placement[needs] == rank else placement[needs],
+                    target=-1 if placement[feeds] == rank else placement[feeds],
+                    cycle=0,
+                    row=row,
+                )
+                found.append(Row(first, 1 if op == Op.U else microbatches))
+        return found
+
+    def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:
+        """The steps of a rank in one cycle of a window of mini-batches (None: of an endless run)."""
+        return (row.step(cycle) for row in self.rows(rank) if row.is_in(cycle, minibatches))
 
     def steps(self, rank: int, *, minibatches: int) -> Iterator[Step]:
         """The steps of a rank in a window of mini-batches, from an empty pipeline to an empty pipeline.
 
         After the window only the newest version is read, whether the last read of the others was in the window or not.
         """
+        rows = self.rows(rank)
         for cycle in range(minibatches + self.drain):
-            yield from self.cycle(rank, cycle, minibatches=minibatches)
+            yield from (row.step(cycle) for row in rows if row.is_in(cycle, minibatches))
 
 
 def prediction_of(step: Step, weights: Weights) -> tuple[bool, int, int]:

@@ -15,6 +15,7 @@ from typing import Any
 from weft.environment import is_rank
 from weft.errors import WeftError
 from weft.schedule import (
+    DEFAULT_SLACK,
     METHODS,
     Schedule,
     check_autocast,
@@ -53,6 +54,8 @@ class ScheduleChoice:
     warmup: int = option(0, "2bw, wpipe: multiplies the forwards ahead, to hide slow links; 0: the default, 1", least=0)
     vertical_sync: bool = option(False, "pipedream: all stages use the same version")
     fresh: bool = option(False, "wpipe: forwards read the newest version, which makes fewer micro-batches late")
+    slack: float = option(DEFAULT_SLACK, "weave: time of a hop to hide, in forwards of a stage", least=0)
+    split: bool = option(True, "weave: split backwards, so that fewer micro-batches are in flight")
     predict: str = option(
         "", "weight prediction (xpipe, spectrain and pipeoptim always predict)", allowed=("", "published", "exact")
     )
@@ -278,6 +281,10 @@ def schedule_of(job: Job) -> Schedule:
     sizes = {"stages": stages, "microbatches": choice.microbatches or 2 * stages}
     options: dict[str, Any] = {
         key: getattr(choice, key) for key in ("chunks", "warmup", "vertical_sync", "fresh") if getattr(choice, key)
+    }
+    default = ScheduleChoice()
+    options |= {
+        key: getattr(choice, key) for key in ("slack", "split") if getattr(choice, key) != getattr(default, key)
     }
     if choice.name.endswith(".csv"):
         schedule = load_csv(choice.name)

@@ -159,12 +159,12 @@ class Case:
         return given
 
 
-METHODS = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", "paci", *PREDICTING]
+METHODS = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", "paci", "weave", *PREDICTING]
 FOUR = {"microbatches": 4}  # two turns of wpipe on two ranks
 CASES = [
     *(Case(schedule=name) for name in METHODS),
-    *(Case(schedule=name, stages=4, optimizer="momentum") for name in ("1f1b", "pipedream", "wpipe", "xpipe")),
-    *(Case(schedule=name, options={"predict": EXACT}) for name in ("xpipe", "2bw", "wpipe")),
+    *(Case(schedule=name, stages=4, optimizer="momentum") for name in ("1f1b", "pipedream", "wpipe", "weave", "xpipe")),
+    *(Case(schedule=name, options={"predict": EXACT}) for name in ("xpipe", "2bw", "wpipe", "weave")),
     Case(schedule=FRESH, options=FOUR),
     *(Case(schedule=FRESH, optimizer="momentum", options=FOUR | {"predict": given}) for given in (EXACT, DECAYED)),
     Case(schedule=FRESH, model="transformer", options=FOUR | BF16 | {"clip_norm": 0.1, "recompute": "layer"}),

@@ -21,7 +21,7 @@ def table(ranks: int) -> list[Case]:
             microbatches=ranks * (1 + (i + n) % 2),
             model=model,
             optimizer=OPTIMIZERS[(i + n) % 4],
-            recompute=RECOMPUTE[(i + n + 1) % 3] if method != "zb-h1" else n == 0,
+            recompute=RECOMPUTE[(i + n + 1) % 3] if method not in ("zb-h1", "weave") else n == 0,
         )
         for i, method in enumerate(SYNCHRONOUS + ASYNCHRONOUS)
         for n, model in enumerate(MODELS)

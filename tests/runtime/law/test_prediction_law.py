@@ -79,7 +79,10 @@ def test_every_method_runs_with_its_sizes_and_all_models() -> None:
         Case(method="pipeoptim", versions="exact", stages=6, microbatches=3),
         Case(method="wpipe", versions="exact", stages=3, microbatches=3, model="transformer"),
         *(Case(method=name, stages=2, microbatches=2, model="conv", recompute=True) for name in ADDED),
-        *(Case(method=name, stages=2, microbatches=2, model="transformer", recompute="layer") for name in ADDED),
+        *(
+            Case(method=name, stages=2, microbatches=2, model="transformer", recompute="layer")
+            for name in ("2bw", "wpipe")
+        ),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from weft.schedule.methods.asynchronous import paci, pipedream, pipeoptim, spect
 from weft.schedule.methods.gpipe import gpipe
 from weft.schedule.methods.interleaved import interleaved
 from weft.schedule.methods.one_f_one_b import one_f_one_b
+from weft.schedule.methods.weave import weave
 from weft.schedule.methods.wpipe import wpipe
 from weft.schedule.methods.zero_bubble import zb_h1
 
@@ -19,6 +20,7 @@ __all__ = [
     "pipeoptim",
     "spectrain",
     "two_buffered",
+    "weave",
     "wpipe",
     "xpipe",
     "zb_h1",
