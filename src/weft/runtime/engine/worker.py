@@ -289,6 +289,7 @@ class Worker:
             self._check_loss(loss)
         self._losses[chunk.number, step.minibatch].append(loss)
         self.memory.change_activations(in_flight.rebuilt)
+        held = in_flight.nbytes + in_flight.rebuilt
         whole = step.action.op == Op.B
         run = chunk.backward if whole else chunk.backward_inputs
         input_gradients = run(index, gradients, self._backward_reads(task))
@@ -296,6 +297,8 @@ class Worker:
             self.hand_over(step, Message.pack(outgoing_key(step), input_gradients, loss=loss))
         if whole:
             self._end_backward(step, in_flight)
+        else:
+            self.memory.change_activations(in_flight.nbytes - held)
 
     def _backward_weights(self, task: Task) -> None:
         chunk, index = task.chunk, task.step.action.index
