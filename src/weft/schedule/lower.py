@@ -23,6 +23,7 @@ import numpy.typing as npt
 from weft.errors import WeftError
 from weft.schedule.actions import ANY_BACKWARD, BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, is_any, join
 from weft.schedule.core import Schedule
+from weft.schedule.norm_order import in_norm_order
 from weft.schedule.weights import Weights, of_chunk
 
 MAX_LAG = np.iinfo(np.int16).max  # mini-batches between the youngest and the oldest of a stream
@@ -131,6 +132,9 @@ def lower(schedule: Schedule) -> Program:
     """Run all passes on a schedule."""
     streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
     streams = _aligned(streams, schedule.microbatches)
+    if schedule.weights.norm == "global":
+        streams = _aligned([_in_norm_order(rows, schedule) for rows in streams], schedule.microbatches)
+        schedule = replace(schedule, streams=streams)
     shape = (schedule.stages, max(map(len, streams)))
     needs, feeds = _hand_overs(schedule.chunks)
     program = Program(
@@ -215,6 +219,11 @@ def _aligned(streams: list[Rows], microbatches: int) -> list[Rows]:
     for rows in streams:
         rows["index"] -= youngest * np.where(rows["op"] == Op.U, 1, microbatches).astype(np.int32)
     return streams
+
+
+def _in_norm_order(rows: Rows, schedule: Schedule) -> Rows:
+    lowered = _lower_rank(rows, schedule)
+    return in_norm_order(rows, lowered["batch"], lowered["delay"], schedule.microbatches)
 
 
 def _batch(rows: Rows, microbatches: int) -> Ints:
