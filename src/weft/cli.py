@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,10 @@ from weft.arguments import (
 )
 from weft.errors import RunError, WeftError
 from weft.output import ROWS, print_table, write_text
-from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
+from weft.schedule import METHODS, RULES, Schedule, mean_over_chunks, verify, write_csv
 from weft.simulate import CATEGORIES, Cost, timeline
 from weft.streams import open_missing, unblocked_output
-from weft.text import format_count
+from weft.text import format_count, format_figure
 
 FAILED = 1  # exit code of a failed run
 MISTAKE = 2  # of a user's mistake
@@ -166,18 +166,27 @@ def simulate(arguments: argparse.Namespace) -> None:
         return
     print(schedule.title)
     print_table(("", ""), list(_headline(figures).items()))
-    ranks = zip(figures["in_flight"], figures["bubbles"], figures["memory"], strict=True)
+    slacks = (figures["slack"] or {}).get("ranks") or [None] * schedule.stages
+    ranks = zip(figures["bubbles"], slacks, figures["in_flight"], figures["memory"], strict=True)
     print("\npeaks of each rank: micro-batches in flight (in whole stages), memory by category")
     print_table(
-        ("rank", "bubble", "in flight", *(name.replace("_", " ") for name in CATEGORIES), "total"),
+        ("rank", "bubble", "slack", "in flight", *(name.replace("_", " ") for name in CATEGORIES), "total"),
         [
-            (rank, f"{bubble:.1%}", f"{held:g}", *(_amount(memory[name]) for name in (*CATEGORIES, "total")))
-            for rank, (held, bubble, memory) in enumerate(ranks)
+            (
+                rank,
+                f"{bubble:.1%}",
+                format_figure(slack),
+                f"{held:g}",
+                *(_amount(memory[name]) for name in (*CATEGORIES, "total")),
+            )
+            for rank, (bubble, slack, held, memory) in enumerate(ranks)
         ],
     )
-    print("\nweights of each chunk: versions held, delay in updates, updates predicted ahead")
-    per_chunk = zip(schedule.placement, figures["versions"], figures["delay"], figures["ahead"], strict=True)
-    print_table(("chunk", "rank", "versions", "delay", "ahead"), [(chunk, *row) for chunk, row in enumerate(per_chunk)])
+    print("\nweights of each chunk: versions held, delay in updates (largest and mean), updates predicted ahead")
+    names = ("versions", "delay", "mean_delays", "ahead")
+    per_chunk = zip(schedule.placement, *(map(format_figure, figures[name]) for name in names), strict=True)
+    head = ("chunk", "rank", "versions", "delay", "mean delay", "ahead")
+    print_table(head, [(chunk, *row) for chunk, row in enumerate(per_chunk)])
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -188,6 +197,7 @@ def check(arguments: argparse.Namespace) -> None:
     verdict = verify(schedule, slots=arguments.slots, in_flight=arguments.in_flight)
     if arguments.output is not None:
         write_text(arguments.output, write_csv(schedule))
+    mean_delay = mean_over_chunks(verdict.mean_delays, [1] * schedule.chunks)
     if arguments.json:
         _print_json(
             schedule.about()
@@ -196,6 +206,9 @@ def check(arguments: argparse.Namespace) -> None:
                 "minibatches": verdict.minibatches,
                 "actions": verdict.actions,
                 "in_flight": list(verdict.in_flight),
+                "delay": list(verdict.delay),
+                "mean_delay": mean_delay,
+                "mean_delays": list(verdict.mean_delays),
                 "slots": verdict.slots,
                 "output": arguments.output,
             }
@@ -208,6 +221,7 @@ def check(arguments: argparse.Namespace) -> None:
         print("law: none is known for this schedule; versions are created, read and freed correctly")
     in_flight = [f"{held:g}" for held in verdict.in_flight[:ROWS]] + ["…"] * (schedule.stages > ROWS)
     print(f"micro-batches in flight, by rank: {', '.join(in_flight)}")
+    print(f"delay in updates: {_delay_text(mean_delay, verdict.delay)}")
     print(f"a link needs room for {verdict.slots} unread message{'s' if verdict.slots > 1 else ''}")
 
 
@@ -380,7 +394,22 @@ def _headline(figures: dict[str, Any]) -> dict[str, str]:
         "idle time of fill and drain": f"{figures['fill']:.6g}",
         f"makespan of {format_count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
         "messages per micro-batch": f"{figures['messages_per_microbatch']:g}",
+        "delay in updates": _delay_text(figures["mean_delay"], figures["delay"]),
+        "slack of messages": _slack_text(figures["slack"]),
     }
+
+
+def _delay_text(mean: float, largest: Sequence[int]) -> str:
+    return f"mean {format_figure(mean)}, largest {max(largest)}"
+
+
+def _slack_text(slack: dict[str, Any] | None) -> str:
+    if slack is None:
+        return "not computed: too many actions"
+    hidden = slack["messages"]
+    if hidden is None:
+        return "no messages"
+    return f"{format_figure(hidden)}, {'a hop of this time is hidden' if hidden else 'nothing hides a hop'}"
 
 
 def _colour(arguments: argparse.Namespace) -> bool:

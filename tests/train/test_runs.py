@@ -41,6 +41,10 @@ def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["how"] == "finished"
     assert result["final"]["loss"] == evaluations[-1]["loss"]
     assert result["delay"] == [1, 1, 0, 0]
+    sizes = [chunk["parameters"] for rank in result["ranks"] for chunk in rank["chunks"]]
+    assert result["mean_delay"] == (sizes[0] + sizes[2]) / sum(sizes)  # G0: the first chunk of each rank
+    assert result["slack"] == {"messages": 0, "ranks": [0, 0]}
+    assert "mean delay" in (RUN / "report.html").read_text()
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
     assert [rank["resident"]["ranks"] for rank in result["ranks"]] == [2, 2]
     assert "Resident set of each process" in (RUN / "report.html").read_text()

@@ -56,6 +56,38 @@ class Step(NamedTuple):
         return f"{self.action}@{self.version}" + "!" * self.dies + prediction
 
 
+class Row(NamedTuple):
+    """A row of a rank's stream, for all cycles."""
+
+    first: Step  # in cycle 0, and before there was a version 0
+    period: int  # what its index grows by from cycle to cycle
+
+    def step(self, cycle: int) -> Step:
+        """The row in a cycle. Version 0 stands for all earlier versions, and none of those dies."""
+        first = self.first
+        (op, chunk, index), version = first.action, first.version + cycle
+        return Step(
+            Action(op, chunk, index + cycle * self.period),
+            first.minibatch + cycle,
+            max(0, version),
+            first.ahead,
+            first.predicts,
+            first.dies and version >= 0,
+            first.forgets,
+            first.needs,
+            first.feeds,
+            first.source,
+            first.target,
+            cycle,
+            first.row,
+        )
+
+    def is_in(self, cycle: int, minibatches: int | None) -> bool:
+        """Whether its mini-batch in a cycle is one of a window (None: of an endless run)."""
+        minibatch = self.first.minibatch + cycle
+        return minibatch >= 0 and (minibatches is None or minibatch < minibatches)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
     """A lowered schedule: every column is an array of ranks x rows for one cycle."""
@@ -87,46 +119,57 @@ class Program:
                 f"({self.drain} of {cycles} mini-batches to drain); use fewer stages, micro-batches or mini-batches"
             )
 
-    def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:
-        """The steps of a rank in one cycle of a window of mini-batches (None: of an endless run)."""
-        microbatches, placement = self.schedule.microbatches, self.schedule.placement
+    def rows(self, rank: int) -> list[Row]:
+        """What a rank does in every cycle."""
+        microbatches, placement = self.schedule.microbatches, (*self.schedule.placement, -1)  # chunk -1 is nowhere
         columns = (self.op, self.chunk, self.index, self.batch, self.delay, self.ahead)
         flags = (self.predicts, self.dies, self.forgets)
         table = zip(*(column[rank].tolist() for column in columns + flags), strict=True)
+        all_needs, all_feeds, found = self.needs.tolist(), self.feeds.tolist(), []
         for row, (op, chunk, index, batch, delay, ahead, predicts, dies, forgets) in enumerate(table):
-            minibatch = batch + cycle
-            if op == NONE or minibatch < 0 or (minibatches is not None and minibatch >= minibatches):
-                continue
-            needs, feeds = int(self.needs[op, chunk]), int(self.feeds[op, chunk])
-            yield Step(
-                action=Action(Op(op), chunk, index + cycle * (1 if op == Op.U else microbatches)),
-                minibatch=minibatch,
-                version=minibatch + 1 if op == Op.U else max(0, minibatch - delay),
-                ahead=ahead,
-                predicts=predicts,
-                dies=dies and minibatch >= delay,  # version 0 replaces all earlier versions
-                forgets=forgets,
-                needs=needs,
-                feeds=feeds,
-                source=-1 if needs < 0 or placement[needs] == rank else placement[needs],
-                target=-1 if feeds < 0 or placement[feeds] == rank else placement[feeds],
-                cycle=cycle,
-                row=row,
-            )
+            if op != NONE:
+                needs, feeds = all_needs[op][chunk], all_feeds[op][chunk]
+                first = Step(
+                    action=Action(Op(op), chunk, index),
+                    minibatch=batch,
+                    version=batch + 1 if op == Op.U else batch - delay,
+                    ahead=ahead,
+                    predicts=predicts,
+                    dies=dies,
+                    forgets=forgets,
+                    needs=needs,
+                    feeds=feeds,
+                    source=-1 if placement[needs] == rank else placement[needs],
+                    target=-1 if placement[feeds] == rank else placement[feeds],
+                    cycle=0,
+                    row=row,
+                )
+                found.append(Row(first, 1 if op == Op.U else microbatches))
+        return found
+
+    def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:
+        """The steps of a rank in one cycle of a window of mini-batches (None: of an endless run)."""
+        return (row.step(cycle) for row in self.rows(rank) if row.is_in(cycle, minibatches))
 
     def steps(self, rank: int, *, minibatches: int) -> Iterator[Step]:
         """The steps of a rank in a window of mini-batches, from an empty pipeline to an empty pipeline.
 
         After the window only the newest version is read, whether the last read of the others was in the window or not.
         """
+        rows = self.rows(rank)
         for cycle in range(minibatches + self.drain):
-            yield from self.cycle(rank, cycle, minibatches=minibatches)
+            yield from (row.step(cycle) for row in rows if row.is_in(cycle, minibatches))
 
 
-def prediction_of(step: Step, weights: Weights) -> tuple[bool, int]:
-    """The prediction that a step uses: whether a backward made it, and the mini-batch or micro-batch it is for."""
+def prediction_of(step: Step, weights: Weights) -> tuple[bool, int, int]:
+    """The prediction that a step uses: whether a backward made it, and whose it is.
+
+    That of a micro-batch, or of those of a mini-batch that predict as far ahead.
+    """
     by_backward = weights.backward == "newest" and step.action.op != Op.F
-    return by_backward, step.minibatch if weights.bellwether else step.action.index
+    if weights.shares_predictions(step.action.chunk):
+        return by_backward, step.minibatch, step.ahead
+    return by_backward, step.action.index, 0
 
 
 def lower(schedule: Schedule) -> Program:
@@ -192,7 +235,9 @@ def at_largest_delay(program: Program, chunks: Sequence[int]) -> Program:
         lines = {name: columns[name][rank] for name in columns}
         places = np.flatnonzero((program.chunk[rank] == chunk) & (program.op[rank] != NONE))
         lines["dies"][places] = lines["forgets"][places] = False
-        _deaths({"op": program.op[rank], "batch": program.batch[rank], **lines}, places, program.schedule.weights)
+        _deaths(
+            {"op": program.op[rank], "batch": program.batch[rank], **lines}, places, chunk, program.schedule.weights
+        )
     return replace(program, **columns)
 
 
@@ -262,7 +307,7 @@ def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.gene
     for number in np.unique(chunk).tolist():
         places = np.flatnonzero(chunk == number)
         _reads(columns, places, number, schedule)
-        _deaths(columns, places, schedule.weights)
+        _deaths(columns, places, number, schedule.weights)
     return columns
 
 
@@ -282,7 +327,12 @@ def _reads(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, sched
         found = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
         delay[mask] = found[mask] if wanted_delay is None else wanted_delay
         ahead[mask] = delay[mask] if wanted_ahead is None else wanted_ahead
-        predicts[mask] = (ahead[mask] > 0) & (first[mask] if weights.bellwether else True)
+        users: Ints = np.flatnonzero(mask & (ahead > 0))
+        if weights.bellwether:
+            users = users[j[users] == 0]
+        elif weights.shares_predictions(chunk):
+            users = _ends(users, ahead, batch, places, len(columns["op"]), last=False)
+        predicts[users] = True
 
     choose(forward, of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
     if weights.backward == "newest":
@@ -306,7 +356,14 @@ def _newest(op: Ints, batch: Ints) -> Ints:
     return newest
 
 
-def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights) -> None:
+def _ends(users: Ints, ahead: Ints, batch: Ints, places: Ints, height: int, *, last: bool) -> Ints:
+    """Of the users that predict equally far, the first or the last of a mini-batch, in whatever cycles they are."""
+    when = (places.astype(np.int64) - batch.astype(np.int64) * height) * (1 if last else -1)
+    alike = (users[ahead[users] == value] for value in np.unique(ahead[users]))
+    return np.array([group[when[group].argmax()] for group in alike], np.int64)
+
+
+def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, weights: Weights) -> None:
     """Pass 4: `dies` and `forgets` of one chunk's rows.
 
     Version `v` is read in cycle `v + delay - batch`; the last of these reads over all cycles counts. A version whose
@@ -331,8 +388,8 @@ def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights
     for group in [users] if shared else [users[forward], users[~forward]]:
         if not group.size:
             continue
-        if weights.bellwether:
-            group = group[[(place[group] - batch[group] * height).argmax()]]
+        if weights.shares_predictions(chunk):
+            group = _ends(group, ahead, batch, places, height, last=True)
         elif not (op[group] == Op.F).all():
             group = group[is_any(op[group], RETIRING)]
         columns["forgets"][places[group]] = True

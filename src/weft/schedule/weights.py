@@ -25,7 +25,8 @@ class Weights:
                   in between, so it reads the weights that the mini-batch's update will change
     `ahead_backward`   the same for a backward with "newest"
     `bellwether`  the first micro-batch of a mini-batch selects (and predicts) the weights of all its micro-batches;
-                  False: each micro-batch selects its own
+                  False: each micro-batch selects its own, and those of a mini-batch that keep the same prediction for
+                  their backwards share it
     `norm`        "global": an update waits for the norm of the gradients of all chunks, and the streams are put in an
                   order that lets it (`norm_order.py`); "group": chunks that would have to wait have norms of their own
 
@@ -56,6 +57,10 @@ class Weights:
                 'Weights.ahead_backward needs backward="newest": otherwise a backward reads the weights of its forward'
             )
 
+    def shares_predictions(self, chunk: int) -> bool:
+        """Whether micro-batches of a mini-batch that predict equally far use one prediction."""
+        return self.bellwether or (self.backward == "forward" and of_chunk(self.ahead, chunk) is None)
+
     def check(self, chunks: int) -> None:
         """Reject a policy for another number of chunks."""
         for name in ("delay", "ahead", "ahead_backward"):
@@ -67,15 +72,16 @@ class Weights:
                 )
 
 
-def predicting_weights(versions: object) -> Weights:
+def predicting_weights(versions: object, *, bellwether: bool = True) -> Weights:
     """The policy that adds prediction to an order of work: every chunk reads the weights that its update will change.
 
-    The first micro-batch of a mini-batch predicts from the newest version, as many updates ahead as lie in between.
-    The backward reads the same weights ("published"), or the newest ("exact"), which are those that the update is
-    applied to; then nothing is kept from forward to backward.
+    The first micro-batch of a mini-batch (without `bellwether`: each of them) predicts from the newest version, as
+    many updates ahead as lie in between. The backward reads the same weights ("published"), or the newest ("exact"),
+    which are those that the update is applied to; then nothing is kept from forward to backward.
     """
     check_versions("predict", versions)
-    return Weights(delay=None, ahead=None, backward="newest" if versions == "exact" else "forward", bellwether=True)
+    backward: Literal["forward", "newest"] = "newest" if versions == "exact" else "forward"
+    return Weights(delay=None, ahead=None, backward=backward, bellwether=bellwether)
 
 
 def check_versions(name: str, versions: object) -> None:

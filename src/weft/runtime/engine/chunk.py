@@ -9,14 +9,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from weft.errors import WeftError
 from weft.runtime.device import HostCopy, Uploads
 from weft.runtime.engine.held_bytes import ByteCount, HeldBytes, NoCount
 from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.engine.precision import Precision
-from weft.runtime.engine.randomness import Seeds, mix
+from weft.runtime.engine.randomness import Seeds, mix, mixer
 from weft.runtime.engine.recompute import Recompute, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
@@ -126,11 +125,12 @@ class Chunk:
         return self._loss(value, in_flight) if segment.computes_loss else value
 
     def _layers_of(self, in_flight: InFlight, segment: Segment, value: Any) -> Any:
-        compute, place = self.compute, (self.compute.seed, in_flight.minibatch, in_flight.microbatch)
+        compute = self.compute
+        seed_of = mixer(compute.seed, in_flight.minibatch, in_flight.microbatch)
         value = _copy_of(value) if segment.copies_input else value
         with compute.precision.computing(compute.device):
             for number, layer in enumerate(segment.layers, segment.first_layer):
-                compute.seeds.set(mix(*place, number))
+                compute.seeds.set(seed_of(number))
                 try:
                     value = call_layer(layer, layer_input(layer, value, compute.precision.weights))
                 except RuntimeError as problem:
@@ -183,9 +183,9 @@ class Chunk:
     ) -> list[Tensor | None]:
         """The first half of a backward: the gradients of the inputs."""
         in_flight = self.in_flight[index]
-        parameters = self._prepare(in_flight, weights)
+        self._prepare(in_flight, weights)
         roots, gradients = self._roots(in_flight, gradients)
-        in_flight.split = SplitBackward(roots, gradients, in_flight.inputs, parameters)
+        in_flight.split = SplitBackward(roots, gradients, in_flight.inputs)
         in_flight.outputs = []  # the loss's own part of the graph can go
         return in_flight.split.input_gradients()
 
@@ -205,12 +205,11 @@ class Chunk:
         if self._substitution is not None:
             self._substitution.backward_reads(weights or in_flight.weights)
 
-    def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> list[Parameter]:
-        """Prepare a backward: its weights and, after a recompute, its graph; returns the leaves of the graph."""
+    def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> None:
+        """Prepare a backward: its weights and, after a recompute, its graph."""
         self._read_back(in_flight, weights)
         if self._recompute is not None:
             in_flight.outputs = self._recompute.rebuild(in_flight)
-        return [leaf for leaves in in_flight.weights for leaf in leaves]
 
     def _roots(self, in_flight: InFlight, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], Sequence[Tensor]]:
         if self.last:
