@@ -99,6 +99,7 @@ class Worker:
                 self._raise_located(problem, task.chunk.number, self.begun + task.step.minibatch, task.step.action)
         if self.programs[0].drain == 0:  # nothing else is left to do meanwhile
             yield from self._finish_updates()
+        yield from self._join_awaited_sums(cycle)
 
     def _pass(self, task: Task) -> Waits:
         """Run a forward or a backward, as soon as its weights and its message are there."""
@@ -164,6 +165,14 @@ class Worker:
                 while parameters.pending:
                     yield from self._finish_update(chunk.number, parameters)
         self.meter.end_wait()
+
+    def _join_awaited_sums(self, cycle: int) -> Waits:
+        """Start all parts of sums that other ranks wait for in this cycle, which this rank may end earlier."""
+        for parameters in self._sets:
+            for update in parameters.pending:
+                while self._gradient_sync.awaited(update, self.begun + cycle):
+                    if not (self.advance() or (update is parameters.pending[0] and self._hurry(update))):
+                        yield Wait(GRADIENTS, (Op.U, update.member[1], update.minibatch), self._progress)
 
     def _finish_update(self, chunk: int, parameters: ParameterSet) -> Waits:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
