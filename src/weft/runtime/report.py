@@ -15,7 +15,7 @@ from weft.runtime.assembly import Assembly
 from weft.runtime.process import Resident, malloc_settings, resident
 from weft.schedule import Action, Block, Op, Schedule, Step, Timeline, mean_over_chunks
 from weft.simulate import CATEGORIES
-from weft.text import format_bytes, format_count
+from weft.text import format_bytes, format_count, format_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,9 @@ class Report:
         return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows]), f"malloc settings: {malloc}"]
 
     def _delay(self) -> str:
-        largest = max(chunk["delay"] for chunk in self._chunks)
-        return f"delay in updates: mean {self.mean_delay:.3g}, largest {largest}"
+        largest, ahead = (max(chunk[name] for chunk in self._chunks) for name in ("delay", "ahead"))
+        predicted = f"; predicted up to {format_count(ahead, 'update')} ahead" if ahead else ""
+        return f"delay in updates: mean {format_figure(self.mean_delay)}, largest {largest}{predicted}"
 
     def _staleness(self) -> list[str]:
         """How far from the weights that their updates met mini-batches were computed, on average, if sampled."""

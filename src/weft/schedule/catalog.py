@@ -38,6 +38,7 @@ class Method:
     weights: str  # forward; backward
     summary: str
     instead: Mapping[str, str] = field(default_factory=dict)  # for an option that it lacks: what to use
+    variants: tuple[Mapping[str, Any], ...] = ()  # options with which tables of figures show it, too
 
     @property
     def options(self) -> dict[str, Any]:
@@ -88,6 +89,7 @@ METHODS: dict[str, Method] = {
         needs=">= p",
         weights="W(t-1); same",
         summary="no bubble, two versions, one update late",
+        variants=({"warmup": 2},),
         instead={"fresh": "2bw with fresh reads is pipedream with at least as many micro-batches as stages"},
     ),
     "wpipe": Method(
@@ -96,6 +98,7 @@ METHODS: dict[str, Method] = {
         needs="multiple of p",
         weights="G0 W(t-1), G1 W(t); same",
         summary="no bubble, half of 2bw's extra weights and delay; fresh: less delay",
+        variants=({"fresh": True}, {"warmup": 2}, {"warmup": 2, "fresh": True}),
     ),
     "paci": Method(
         build=paci,

@@ -15,7 +15,7 @@ from typing import NoReturn, TypeAlias
 from weft.errors import ScheduleError, WeftError
 from weft.schedule.actions import NONE, RETIRING, Action, Op
 from weft.schedule.core import Schedule, check_sizes
-from weft.schedule.delays import max_delay, mean_delay
+from weft.schedule.delays import max_ahead, max_delay, mean_delay
 from weft.schedule.dry_run import DryRun, pass_of
 from weft.schedule.error_grid import order_grid
 from weft.schedule.law import LAWS, Law, in_flight_limit
@@ -51,6 +51,7 @@ class Verdict:
     in_flight: tuple[float, ...]  # peak of each rank, in whole stages
     delay: tuple[int, ...]  # largest number of updates that forwards are late, per chunk
     mean_delays: tuple[float, ...]  # the same, mean over micro-batches
+    ahead: tuple[int, ...]  # how many updates they predict beyond the version that they read, at most
     slots: int  # unread messages that a link must hold to avoid a deadlock
 
 
@@ -81,6 +82,7 @@ def verify_program(program: Program, *, slots: int | None = None, in_flight: flo
         in_flight=tuple(held / chunks for held, chunks in zip(run.peak, run.chunks_per_rank, strict=True)),
         delay=tuple(max_delay(program, chunk) for chunk in range(program.schedule.chunks)),
         mean_delays=tuple(mean_delay(program, chunk) for chunk in range(program.schedule.chunks)),
+        ahead=tuple(max_ahead(program, chunk) for chunk in range(program.schedule.chunks)),
         slots=run.dry_run.needed_slots(),
     )
 

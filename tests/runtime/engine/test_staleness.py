@@ -80,7 +80,7 @@ def test_the_mean_delay_is_weighted_by_parameters() -> None:
         0: (9, 1), 1: (20, 1), 2: (12, 0), 3: (12, 0),
     }  # fmt: skip
     assert report.mean_delay == report.as_dict()["mean_delay"] == pytest.approx(29 / 53)
-    assert "delay in updates: mean 0.547, largest 1" in str(report)
+    assert "delay in updates: mean 0.5472, largest 1" in str(report)
 
 
 def test_the_mean_delay_is_over_micro_batches() -> None:

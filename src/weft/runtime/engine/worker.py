@@ -99,6 +99,7 @@ class Worker:
                 self._raise_located(problem, task.chunk.number, self.begun + task.step.minibatch, task.step.action)
         if self.programs[0].drain == 0:  # nothing else is left to do meanwhile
             yield from self._finish_updates()
+        yield from self._join_awaited_sums(cycle)
 
     def _pass(self, task: Task) -> Waits:
         """Run a forward or a backward, as soon as its weights and its message are there."""
@@ -164,6 +165,14 @@ class Worker:
                 while parameters.pending:
                     yield from self._finish_update(chunk.number, parameters)
         self.meter.end_wait()
+
+    def _join_awaited_sums(self, cycle: int) -> Waits:
+        """Start all parts of sums that other ranks wait for in this cycle, which this rank may end earlier."""
+        for parameters in self._sets:
+            for update in parameters.pending:
+                while self._gradient_sync.awaited(update, self.begun + cycle):
+                    if not (self.advance() or (update is parameters.pending[0] and self._hurry(update))):
+                        yield Wait(GRADIENTS, (Op.U, update.member[1], update.minibatch), self._progress)
 
     def _finish_update(self, chunk: int, parameters: ParameterSet) -> Waits:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
@@ -289,6 +298,7 @@ class Worker:
             self._check_loss(loss)
         self._losses[chunk.number, step.minibatch].append(loss)
         self.memory.change_activations(in_flight.rebuilt)
+        held = in_flight.nbytes + in_flight.rebuilt
         whole = step.action.op == Op.B
         run = chunk.backward if whole else chunk.backward_inputs
         input_gradients = run(index, gradients, self._backward_reads(task))
@@ -296,6 +306,8 @@ class Worker:
             self.hand_over(step, Message.pack(outgoing_key(step), input_gradients, loss=loss))
         if whole:
             self._end_backward(step, in_flight)
+        else:
+            self.memory.change_activations(in_flight.nbytes - held)
 
     def _backward_weights(self, task: Task) -> None:
         chunk, index = task.chunk, task.step.action.index
