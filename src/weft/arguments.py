@@ -14,7 +14,7 @@ from weft.schedule import METHODS, Schedule, load_csv, load_schedule_function, v
 from weft.simulate import Cost, Link
 from weft.text import did_you_mean
 
-SCHEDULE_OPTIONS = ("chunks", "warmup", "versions", "predict", "vertical_sync", "slack", "split")
+SCHEDULE_OPTIONS = ("chunks", "warmup", "versions", "predict", "vertical_sync", "fresh", "slack", "split")
 
 
 class Parser(argparse.ArgumentParser):
@@ -134,6 +134,12 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         help="2bw, wpipe, weave: predict weights; backward at the same (published) or at the newest version (exact)",
     )
     parser.add_argument("--vertical-sync", action="store_true", default=None, help="pipedream: vertical sync")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        default=None,
+        help="wpipe: every forward reads the newest version, so only the first turn of a mini-batch is late",
+    )
     parser.add_argument(
         "--slack", type=number, metavar="N", help="weave: time of a hop to hide, in forwards of a stage (default 0.5)"
     )

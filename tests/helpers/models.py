@@ -202,9 +202,9 @@ class Case:
 
     @property
     def is_allowed(self) -> bool:
-        """A layer's graph is gone before the second half of a split backward."""
+        """A layer's graph is gone before the second half of a split backward; paci's backwards read other weights."""
         splits = self.method == "zb-h1" or (self.method == "weave" and dict(self.options).get("split", True))
-        return not splits or self.recompute != "layer"
+        return not (splits and self.recompute == "layer") and not (self.method == "paci" and self.recompute)
 
     @property
     def rounding(self) -> Rounding:
@@ -272,8 +272,7 @@ def ask_oracle(
 ) -> Run:
     """The case by the law; `shift` (updates further behind) and all others break it on purpose."""
     m = case.microbatches
-    given = {name: value for name, value in case.options if name in ("vertical_sync", "slack", "split")}
-    law = delays(case.method, case.stages, m, **given)
+    law = delays(case.method, case.stages, m, **dict(case.options))
     oracle = Oracle(
         build(case.model, case.poison, case.replicas * m),
         loss_fn=loss_fn,
@@ -284,6 +283,7 @@ def ask_oracle(
         clip_norm=case.clip_norm,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         forgetful=forgetful,
+        newest_backward=case.method == "paci",
         groups=groups or skipped_together(case.method, case.stages),
         skips=case.nan == "skip",
         rounding=rounding or case.rounding,

@@ -16,9 +16,14 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "interleaved": [{"chunks": v} for v in (1, 2, 3, 4)],
     "pipedream": [{}, {"vertical_sync": True}],
     "2bw": [{}, {"warmup": 2}, {"warmup": 3}],
-    "wpipe": [{}, {"warmup": 2}, {"warmup": 3}],
-    "weave": [{"slack": slack, "split": split} for slack in (0, 0.7) for split in (True, False)]
-    + [{"predict": "exact"}, {"predict": "published"}],
+    "wpipe": [
+        *({"warmup": warmup} | fresh for warmup in (1, 2, 3) for fresh in ({}, {"fresh": True})),
+        *({"predict": versions, "fresh": True} for versions in ("published", "exact")),
+    ],
+    "weave": [
+        *({"slack": slack, "split": split} for slack in (0, 0.7) for split in (True, False)),
+        *({"predict": versions} for versions in ("published", "exact")),
+    ],
     "xpipe": [{}, {"versions": "exact"}],
 }
 
@@ -33,6 +38,7 @@ def fits(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> 
             for rounds in range(1, warmup + 1)
             if rounds * stages >= warmup * (stages - 1)
         ),
+        "paci": microbatches >= stages,
         "2bw": microbatches >= max(stages, warmup * (stages - 1)),
         "pipedream": microbatches == 1 or not options.get("vertical_sync"),
         "weave": name == "weave" and microbatches >= most_late(stages, **options),
@@ -112,6 +118,8 @@ def test_huge_sizes_are_refused_quickly(name: str, sizes: tuple[int, int]) -> No
     [
         ("wpip", {}, "did you mean 'wpipe'"),
         ("wpipe", {"chunks": 2}, "its options are: warmup"),
+        ("wpipe", {"fresh": 1}, "fresh must be True or False"),
+        ("2bw", {"fresh": True}, "2bw with fresh reads is pipedream with at least as many micro-batches as stages"),
         ("xpipe", {"version": "exact"}, "did you mean 'versions'"),
         ("xpipe", {"versions": "right"}, "published or exact"),
         ("gpipe", {"warmup": 2}, "its options are: none"),

@@ -49,6 +49,7 @@ def laws(stages: int, microbatches: int) -> dict[str, Law]:
         "pipedream": lambda k, j: Reads(late(k, j)),
         "2bw": lambda k, j: Reads(1),
         "wpipe": lambda k, j: Reads(1 if k < n else 0),
+        "paci": lambda k, j: Reads(late(k, j), 0, 0),
         "weave": lambda k, j: Reads(max(0, math.ceil((block.chunk(k).in_flight - 1 - j) / m))),
         "xpipe": xpipe,
         "spectrain": lambda k, j: Reads(late(k, j), k // 2 + n - k - 1, k // 2),

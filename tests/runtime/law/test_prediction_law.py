@@ -251,6 +251,7 @@ LAUNCHED = [
     Case(method="xpipe", stages=2, microbatches=2, optimizer="adam", bias="printed", lr_scheduler="one-cycle"),
     Case(method="wpipe", versions="exact", stages=2, microbatches=4, model="transformer", flushes=(5,)),
     Case(method="wpipe", stages=2, microbatches=2, optimizer="sgd", clip_norm=0.1),
+    Case(method="wpipe", versions="exact", stages=2, microbatches=4, options=(("fresh", True),)),
     Case(method="spectrain", stages=2, microbatches=2, model="transformer"),
     Case(method="spectrain", versions="exact", stages=2, microbatches=2, extrapolation="decayed"),
     Case(method="2bw", stages=2, microbatches=2, model="transformer"),

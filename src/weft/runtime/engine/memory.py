@@ -29,8 +29,9 @@ class MemoryAccount:
         )
 
     def change_activations(self, change: int) -> None:
-        self._activations += change
-        self._meter.set_bytes(activations=self._activations)
+        if change:
+            self._activations += change
+            self._meter.set_bytes(activations=self._activations)
 
     def first_backward(self, step: Step) -> None:
         """Gradients exist from a mini-batch's first backward in a chunk on, beside the activations that it read."""

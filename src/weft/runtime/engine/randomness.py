@@ -6,6 +6,8 @@ recompute.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from weft.runtime.device import device_generator
@@ -14,13 +16,22 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """A seed of 63 bits from several numbers: the finalizer of splitmix64, applied for each number."""
-    state = 0x9E3779B97F4A7C15
+    """A seed of 63 bits from several numbers."""
+    return mixer(*numbers[:-1])(numbers[-1])
+
+
+def mixer(*numbers: int) -> Callable[[int], int]:
+    """The function that gives `mix` of these numbers and one more: the finalizer of splitmix64 for each number."""
+    start = 0x9E3779B97F4A7C15
     for number in numbers:
-        state = (state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
-        state ^= state >> 31
-    return state >> 1
+        start = _mixed(start, number)
+    return lambda last: _mixed(start, last) >> 1
+
+
+def _mixed(state: int, number: int) -> int:
+    state = (state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+    return state ^ (state >> 31)
 
 
 class Seeds:

@@ -9,7 +9,7 @@ activation like any other, and stays that of the forward.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,22 +63,19 @@ class WeightSubstitution:
         """Set the weights that the next backward reads."""
         self._backward_weights = weights
 
-    def hooks(self, saved: set[tuple[int, int]] | None = None) -> contextlib.AbstractContextManager[Any]:
-        """For use around a forward; adds the storages of all saved activations to `saved`."""
+    def hooks(self, held: Callable[[Tensor], Tensor] = Tensor.detach) -> contextlib.AbstractContextManager[Any]:
+        """For use around a forward; `held` makes what the graph holds of an activation that is saved."""
         places = self._places
 
         def pack(tensor: Tensor) -> _View | _Saved:
             if tensor.layout != torch.strided:
-                return _Saved(tensor.detach(), tensor._version)
+                return _Saved(held(tensor), tensor._version)
             address = tensor.untyped_storage().data_ptr()
             if address in places:
                 if not tensor.is_neg():
                     return _view_of(tensor, *places[address])
                 tensor = tensor.detach().clone()
-            storage = tensor.untyped_storage()
-            if saved is not None:
-                saved.add((storage.data_ptr(), storage.nbytes()))
-            return _Saved(tensor.detach(), tensor._version)
+            return _Saved(held(tensor), tensor._version)
 
         return torch.autograd.graph.saved_tensors_hooks(pack, self._unpack)
 

@@ -3,7 +3,7 @@
 `catalog.py` lists the methods by name, `law.py` states which weights each of them reads.
 """
 
-from weft.schedule.methods.asynchronous import pipedream, pipeoptim, spectrain, two_buffered, xpipe
+from weft.schedule.methods.asynchronous import paci, pipedream, pipeoptim, spectrain, two_buffered, xpipe
 from weft.schedule.methods.gpipe import gpipe
 from weft.schedule.methods.interleaved import interleaved
 from weft.schedule.methods.one_f_one_b import one_f_one_b
@@ -15,6 +15,7 @@ __all__ = [
     "gpipe",
     "interleaved",
     "one_f_one_b",
+    "paci",
     "pipedream",
     "pipeoptim",
     "spectrain",
