@@ -264,7 +264,7 @@ def test_what_the_second_half_needs_is_counted(recompute: bool) -> None:
     for _ in range(2):
         pipe.step(x, x.clone())
     last = 4 * 2 * 16
-    ends = [(x[:2], None), (x[:2].clone().requires_grad_(), x[:2])]
+    ends = [(x[:2].clone(), None), (x[:2].clone().requires_grad_(), x[:2].clone())]
     full = [saved_bytes(Halves(), given, target=target) for given, target in ends]
     kept = [last, 2 * last] if recompute else full  # the input, and the target in the last chunk
     peaks = []
@@ -353,10 +353,7 @@ def test_the_total_peak_equals_the_simulated_peak(name: str, precision: str) -> 
     costs = [
         ChunkCost(
             activation_bytes=(held_in_bf16 if narrow else held_by)(chunk, chunks, 4),
-            deferred_bytes=ROWS
-            // 4
-            * (2 if narrow else 4)
-            * sum(WIDTHS[chunk : chunk + 2]),  # input, output's gradient
+            deferred_bytes=ROWS // 4 * (2 if narrow else 4) * sum(WIDTHS[chunk : chunk + 2]),  # input and gradient
             weight_bytes=nbytes(chunk) / (2 if narrow else 1),
             master_bytes=nbytes(chunk) if narrow else 0,
             gradient_bytes=nbytes(chunk),
