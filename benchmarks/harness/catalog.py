@@ -88,6 +88,11 @@ BENCHMARKS = {
             takes="8 minutes",
         ),
         Benchmark(
+            name="weave",
+            about="weave on 2, 4 and 8 real ranks: layers that sleep, slow links, models, bytes of activations",
+            takes="15 minutes",
+        ),
+        Benchmark(
             name="memory",
             about="bytes a rank holds, counted, resident and simulated; largest batch",
             takes="20 minutes",

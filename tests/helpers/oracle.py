@@ -18,18 +18,55 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Grouping = Callable[[tuple[int, ...]], Hashable]  # the chunks that hold a parameter -> the group that skips with it
 
 
-def delays(method: str, stages: int, microbatches: int, *, vertical_sync: bool = False) -> Delay:
+# By stages, slack and split, for each chunk: the forwards of `weave` that begin before a micro-batch is retired.
+LATE_IN_WEAVE = {
+    (1, 0.5, True): "00",
+    (2, 0.5, True): "2110",
+    (3, 0.5, True): "332210",
+    (4, 0.5, True): "44322110",
+    (8, 0.5, True): "A998776554432210",
+    (1, 0, True): "00",
+    (2, 0, True): "2100",
+    (3, 0, True): "221100",
+    (4, 0, True): "22211100",
+    (8, 0, True): "5554443332221110",
+    (2, 0.5, False): "2110",
+    (3, 0.5, False): "432210",
+    (4, 0.5, False): "65433210",
+    (8, 0.5, False): "EDCBA98776543210",
+    (2, 0, False): "2100",
+    (3, 0, False): "321100",
+    (4, 0, False): "44322100",
+}
+
+
+def delays(
+    method: str,
+    stages: int,
+    microbatches: int,
+    *,
+    vertical_sync: bool = False,
+    fresh: bool = False,
+    warmup: int = 1,
+    chunks: int = 2,
+    slack: float = 0.5,
+    split: bool = True,
+) -> Delay:
     """How many updates late each forward reads, by the formula of its method."""
-    if method == "pipedream" and not vertical_sync:
+    if method == "weave":
+        late = [int(digit, 16) for digit in LATE_IN_WEAVE[stages, slack, split]]
+        return lambda k, j: max(0, math.ceil((late[k] - j) / microbatches))
+    if method in ("pipedream", "paci") and not vertical_sync:
         return lambda k, j: max(0, math.ceil((stages - 1 - k - j) / microbatches))
-    return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages)}.get(method, 0)
+    turn = max(n * stages for n in range(1, warmup + 1) if microbatches % (n * stages) == 0) if fresh else microbatches
+    return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages and j < turn)}.get(method, 0)
 
 
 def skipped_together(method: str, stages: int) -> Grouping:
     """Which parameters skip a mini-batch together, if the gradient of one of them is not finite."""
     if method == "wpipe":
         return lambda chunks: min(chunks) >= stages
-    return lambda chunks: chunks if method in ("pipedream", "xpipe") else None
+    return lambda chunks: chunks if method in ("pipedream", "paci", "xpipe") else None
 
 
 def is_finite(grads: Iterable[Tensor | None]) -> bool:
@@ -67,6 +104,8 @@ class Rounding:
 class Oracle:
     """Trains a copy of `model`. `forgetful` runs every backward at the newest weights: a bug, not the law.
 
+    With `newest_backward` it is the law, but not for tied parameters: they have one version a mini-batch, the oldest.
+
     With `skips`, the groups of a mini-batch with a gradient that is not finite make no update. Groups are clipped by
     norms of their own.
     """
@@ -83,6 +122,7 @@ class Oracle:
         clip_norm: float | None = None,
         lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
         forgetful: bool = False,
+        newest_backward: bool = False,
         groups: Grouping = lambda chunks: None,
         skips: bool = False,
         rounding: Rounding | None = None,
@@ -93,7 +133,7 @@ class Oracle:
             for name, param in self.model[end - balance[k] : end].named_parameters(remove_duplicate=False):
                 self.holders[param].setdefault(k, []).append(name)  # several chunks: tied
         self.loss_fn, self.microbatches, self.delay, self.forgetful = loss_fn, microbatches, delay, forgetful
-        self.rounding = rounding or Rounding(None)
+        self.rounding, self.newest_backward = rounding or Rounding(None), newest_backward
         self.clip_norm, self.skips = math.inf if clip_norm is None else clip_norm, skips
         self.groups: dict[Hashable, list[nn.Parameter]] = {}
         for param, chunks in self.holders.items():
@@ -117,13 +157,17 @@ class Oracle:
         for j, (x, y) in enumerate(zip(inputs.chunk(m), targets.chunk(m), strict=True)):
             leaves, weights = dict[tuple[nn.Parameter, int], Tensor](), dict[str, Tensor]()
             for i, (param, chunks) in enumerate(self.holders.items()):
-                late = max(self.delay(k, j) for k in chunks)  # tied: the oldest version that one of its chunks reads
+                tied = len(chunks) > 1  # it reads the oldest version that one of its chunks reads
+                late = max(
+                    self.delay(k, i) for k in chunks for i in (range(m) if tied and self.newest_backward else [j])
+                )
                 for k, names in chunks.items():
                     leaves[param, k] = self.rounding.leaf_of(self.model, param, self.versions[max(0, t - late)][i])
                     weights |= dict.fromkeys(names, leaves[param, k])
             loss = self.loss_fn(self.rounding.output(self.model, weights, x), y) / m
-            for (param, _), leaf in leaves.items() if self.forgetful else ():
-                leaf.data.copy_(param.data)  # behind autograd's back
+            for (param, _), leaf in leaves.items():
+                if self.forgetful or (self.newest_backward and len(self.holders[param]) == 1):
+                    leaf.data.copy_(param.data)  # behind autograd's back
             for key, grad in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
                 wide = self.rounding.gradient(grad)
                 sums[key] = sums[key] + wide if key in sums else wide

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,19 @@ import pytest
 from weft.cli import main
 from weft.errors import WeftError
 from weft.schedule import METHODS
-from weft.train.config import load, to_toml
+from weft.train import job as job_module
+from weft.train.config import load, option, to_toml
 from weft.train.data import DATA
-from weft.train.job import OPTIMIZERS, Job, job_of, ranks_of, read_job_of_run, resolved, schedule_of
+from weft.train.job import (
+    OPTIMIZERS,
+    Job,
+    ScheduleChoice,
+    job_of,
+    ranks_of,
+    read_job_of_run,
+    resolved,
+    schedule_of,
+)
 from weft.train.models import MODELS
 from weft.train.optimizers import CLASSES
 
@@ -61,6 +72,42 @@ def test_bf16_of_an_earlier_weft_is_autocast(precision: str, tmp_path: Path) -> 
         file.write_text(text)
         assert job_of(str(file)).train.precision == read_job_of_run(tmp_path).train.precision == expected
         assert job_of(str(file), ["train.precision=bf16"]).train.precision == "bf16"
+
+
+def test_a_job_of_an_earlier_weft_reads_as_in_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the default is now; what users write by hand has today's default."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class FreshChoice(ScheduleChoice):
+        fresh: bool = option(True, "another default")
+
+    @dataclass(frozen=True, kw_only=True)
+    class FreshJob(Job):
+        schedule: FreshChoice = field(default_factory=FreshChoice)
+
+    monkeypatch.setattr(job_module, "Job", FreshJob)
+    written = to_toml(job_of(None))
+    second = re.sub("(?m)^fresh = .*\n", "", written).replace("format = 3 ", "format = 2 ")
+    first = re.sub("(?m)^format = .*\n", "", second)
+    assert len({written, second, first}) == 3
+    file = tmp_path / "job.toml"
+    for text, expected in [
+        (written, True),
+        (second, False),
+        (first, False),
+        ('[schedule]\nname = "wpipe"\n', True),
+        ("[schedule]\nfresh = false\n", False),
+    ]:
+        file.write_text(text)
+        assert job_of(str(file)).schedule.fresh == read_job_of_run(tmp_path).schedule.fresh == expected
+        assert schedule_of(job_of(str(file))).options.get("fresh", False) == expected
+        assert read_job_of_run(tmp_path, ["schedule.fresh=true"]).schedule.fresh
+
+
+def test_fresh_reads_are_for_wpipe() -> None:
+    assert schedule_of(job_of(None, ["schedule.fresh=true"])).options == {"fresh": True}
+    with pytest.raises(WeftError, match="2bw with fresh reads is pipedream"):
+        job_of(None, ["schedule.fresh=true", "schedule.name=2bw"])
 
 
 @pytest.mark.parametrize("registry", [MODELS, DATA])

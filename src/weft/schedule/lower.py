@@ -2,6 +2,7 @@
 
     updates      a chunk without updates gets one after the last backward of each mini-batch
     alignment    cycles are numbered so that the youngest mini-batch in cycle `c` is `c`
+    norm order   where updates wait for one norm over all chunks, what reads an update comes after the norm
     reads        the `delay` of the version that each row reads, how far `ahead` it predicts, and which row predicts
     deaths       the row after which a version, or a prediction, is never read again
     hand-overs   which chunk's output an action needs, and which chunk takes its output
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from weft.errors import WeftError
 from weft.schedule.actions import ANY_BACKWARD, BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, is_any, join
 from weft.schedule.core import Schedule
+from weft.schedule.norm_order import in_norm_order
 from weft.schedule.weights import Weights, of_chunk
 
 MAX_LAG = np.iinfo(np.int16).max  # mini-batches between the youngest and the oldest of a stream
@@ -159,16 +161,24 @@ class Program:
             yield from (row.step(cycle) for row in rows if row.is_in(cycle, minibatches))
 
 
-def prediction_of(step: Step, weights: Weights) -> tuple[bool, int]:
-    """The prediction that a step uses: whether a backward made it, and the mini-batch or micro-batch it is for."""
+def prediction_of(step: Step, weights: Weights) -> tuple[bool, int, int]:
+    """The prediction that a step uses: whether a backward made it, and whose it is.
+
+    That of a micro-batch, or of those of a mini-batch that predict as far ahead.
+    """
     by_backward = weights.backward == "newest" and step.action.op != Op.F
-    return by_backward, step.minibatch if weights.bellwether else step.action.index
+    if weights.shares_predictions(step.action.chunk):
+        return by_backward, step.minibatch, step.ahead
+    return by_backward, step.action.index, 0
 
 
 def lower(schedule: Schedule) -> Program:
     """Run all passes on a schedule."""
     streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
     streams = _aligned(streams, schedule.microbatches)
+    if schedule.weights.norm == "global":
+        schedule = _in_norm_order(replace(schedule, streams=tuple(streams)))
+        streams = list(schedule.streams)
     shape = (schedule.stages, max(map(len, streams)))
     needs, feeds = _hand_overs(schedule.chunks)
     program = Program(
@@ -225,7 +235,9 @@ def at_largest_delay(program: Program, chunks: Sequence[int]) -> Program:
         lines = {name: columns[name][rank] for name in columns}
         places = np.flatnonzero((program.chunk[rank] == chunk) & (program.op[rank] != NONE))
         lines["dies"][places] = lines["forgets"][places] = False
-        _deaths({"op": program.op[rank], "batch": program.batch[rank], **lines}, places, program.schedule.weights)
+        _deaths(
+            {"op": program.op[rank], "batch": program.batch[rank], **lines}, places, chunk, program.schedule.weights
+        )
     return replace(program, **columns)
 
 
@@ -255,6 +267,28 @@ def _aligned(streams: list[Rows], microbatches: int) -> list[Rows]:
     return streams
 
 
+def _in_norm_order(schedule: Schedule) -> Schedule:
+    """Pass 2b, of schedules whose updates wait for a norm over all chunks."""
+    m = schedule.microbatches
+    before = [_lower_rank(rows, schedule) for rows in schedule.streams]
+    streams = in_norm_order(schedule.streams, before, chunks=schedule.chunks, microbatches=m)
+    after = [_lower_rank(rows, schedule) for rows in streams]
+    reads = [[_reads_by_action(columns, m) for columns in lowered] for lowered in (before, after)]
+    if reads[0] != reads[1]:
+        raise WeftError(
+            f"{schedule.name} would read other weights if updates waited for one norm over all chunks; "
+            'use norm="group", which does not change the order of work'
+        )
+    return replace(schedule, streams=tuple(_aligned(streams, m)))
+
+
+def _reads_by_action(columns: dict[str, npt.NDArray[Any]], microbatches: int) -> set[tuple[int, ...]]:
+    """Op, chunk and micro-batch of each pass, and how late it reads."""
+    passes = columns["op"] != Op.U
+    table = (columns["op"], columns["chunk"], columns["index"] % microbatches, columns["delay"])
+    return set(zip(*(column[passes].tolist() for column in table), strict=True))
+
+
 def _batch(rows: Rows, microbatches: int) -> Ints:
     """The mini-batch of each row, relative to its cycle."""
     return np.where(rows["op"] == Op.U, rows["index"], rows["index"] // microbatches)
@@ -273,7 +307,7 @@ def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.gene
     for number in np.unique(chunk).tolist():
         places = np.flatnonzero(chunk == number)
         _reads(columns, places, number, schedule)
-        _deaths(columns, places, schedule.weights)
+        _deaths(columns, places, number, schedule.weights)
     return columns
 
 
@@ -293,7 +327,12 @@ def _reads(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, sched
         found = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
         delay[mask] = found[mask] if wanted_delay is None else wanted_delay
         ahead[mask] = delay[mask] if wanted_ahead is None else wanted_ahead
-        predicts[mask] = (ahead[mask] > 0) & (first[mask] if weights.bellwether else True)
+        users: Ints = np.flatnonzero(mask & (ahead > 0))
+        if weights.bellwether:
+            users = users[j[users] == 0]
+        elif weights.shares_predictions(chunk):
+            users = _ends(users, ahead, batch, places, len(columns["op"]), last=False)
+        predicts[users] = True
 
     choose(forward, of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
     if weights.backward == "newest":
@@ -317,7 +356,14 @@ def _newest(op: Ints, batch: Ints) -> Ints:
     return newest
 
 
-def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights) -> None:
+def _ends(users: Ints, ahead: Ints, batch: Ints, places: Ints, height: int, *, last: bool) -> Ints:
+    """Of the users that predict equally far, the first or the last of a mini-batch, in whatever cycles they are."""
+    when = (places.astype(np.int64) - batch.astype(np.int64) * height) * (1 if last else -1)
+    alike = (users[ahead[users] == value] for value in np.unique(ahead[users]))
+    return np.array([group[when[group].argmax()] for group in alike], np.int64)
+
+
+def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, weights: Weights) -> None:
     """Pass 4: `dies` and `forgets` of one chunk's rows.
 
     Version `v` is read in cycle `v + delay - batch`; the last of these reads over all cycles counts. A version whose
@@ -342,8 +388,8 @@ def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights
     for group in [users] if shared else [users[forward], users[~forward]]:
         if not group.size:
             continue
-        if weights.bellwether:
-            group = group[[(place[group] - batch[group] * height).argmax()]]
+        if weights.shares_predictions(chunk):
+            group = _ends(group, ahead, batch, places, height, last=True)
         elif not (op[group] == Op.F).all():
             group = group[is_any(op[group], RETIRING)]
         columns["forgets"][places[group]] = True

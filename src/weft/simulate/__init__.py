@@ -6,6 +6,7 @@
 from weft.simulate.cost import ChunkCost, Cost, Link, action_durations
 from weft.simulate.memory import CATEGORIES, RankMemory
 from weft.simulate.simulation import Simulation, simulate, timeline
+from weft.simulate.slack import Slack, slack
 
 __all__ = [
     "CATEGORIES",
@@ -14,7 +15,9 @@ __all__ = [
     "Link",
     "RankMemory",
     "Simulation",
+    "Slack",
     "action_durations",
     "simulate",
+    "slack",
     "timeline",
 ]

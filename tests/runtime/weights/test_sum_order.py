@@ -12,12 +12,12 @@ from itertools import product
 import pytest
 import torch
 from tests.helpers.rank_runs import TiedOutput
+from tests.helpers.schedules import NAMES, OTHER_BACKWARD, schedule_for
 from torch import nn
 
 import weft
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, PendingUpdate, Stage
-from weft.schedule import METHODS
 
 WIDTH, UPDATES = 4, 5
 
@@ -30,11 +30,10 @@ def model(*, tied: bool) -> nn.Sequential:
 
 CASES = [
     (schedule, replicas, tied, clip)
-    for schedule in METHODS
+    for schedule in NAMES
     for replicas, tied, clip in product((1, 2), (False, True), (False, True))
     if replicas > 1 or tied or clip
-    if not clip
-    or schedule not in ("pipedream", "xpipe", "spectrain", "pipeoptim")  # no norm over chunks: see clip_norm
+    if not clip or schedule not in ("pipedream", *OTHER_BACKWARD)  # no norm over chunks: see clip_norm
 ]
 
 
@@ -81,8 +80,8 @@ class Joined:
             model(tied=tied),
             loss_fn=nn.functional.mse_loss,
             optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
-            schedule=schedule,
-            microbatches=2,
+            schedule=schedule_for(schedule, stages=2, microbatches=4),
+            microbatches=4,
             stages=2,
             replicas=replicas,
             clip_norm=0.1 if clip else None,

@@ -48,7 +48,8 @@ class MemoryAccount:
         """Count those of a chunk, in which they have changed."""
         sets = self._chunks[chunk].sets
         pending = [gradient for parameters in sets for update in parameters.pending for gradient in update.gradients]
-        self._gradients[chunk] = sum(parameters.gradient_bytes for parameters in sets) + sum(map(gradient_bytes, pending))
+        collected = sum(parameters.gradient_bytes for parameters in sets)
+        self._gradients[chunk] = collected + sum(map(gradient_bytes, pending))
         self._meter.set_bytes(gradients=sum(self._gradients.values()))
 
     def count_weights(self, *, optimizer: bool = False) -> None:

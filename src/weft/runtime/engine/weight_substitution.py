@@ -9,7 +9,7 @@ activation like any other, and stays that of the forward.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -60,22 +60,17 @@ class WeightSubstitution:
         """Set the weights that the next backward reads."""
         self._backward_weights = weights
 
-    def hooks(self, saved: set[tuple[int, int]] | None = None) -> contextlib.AbstractContextManager[Any]:
-        """For use around a forward; adds the storages of all saved activations to `saved`."""
+    def hooks(self, held: Callable[[Tensor], Tensor] = Tensor.detach) -> contextlib.AbstractContextManager[Any]:
+        """For use around a forward; `held` makes what the graph holds of an activation that is saved."""
         places = self._places
 
         def pack(tensor: Tensor) -> _View | _Saved:
-            if tensor.layout == torch.strided:
-                storage = tensor.untyped_storage()
-                place = places.get(storage.data_ptr())
-                if place is not None and not tensor.is_neg():
+            place = places.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
+            if place is not None:
+                if not tensor.is_neg():
                     return _view_of(tensor, *place)
-                if place is not None:
-                    tensor = tensor.detach().clone()
-                    storage = tensor.untyped_storage()
-                if saved is not None:
-                    saved.add((storage.data_ptr(), storage.nbytes()))
-            return tensor.detach(), tensor._version
+                tensor = tensor.detach().clone()
+            return held(tensor), tensor._version
 
         return torch.autograd.graph.saved_tensors_hooks(pack, self._unpack)
 

@@ -27,7 +27,7 @@ from weft.runtime.engine.staleness import Staleness
 from weft.runtime.engine.task import Task, TaskList
 from weft.runtime.engine.waiting import DEVICE, GRADIENTS, NOTHING, Wait, Waits
 from weft.runtime.weights import GradientSync, ParameterSet, PendingUpdate
-from weft.schedule import Action, Op, Program, Step
+from weft.schedule import Action, Op, Program, Step, max_ahead, max_delay, mean_delay, mean_over_chunks
 
 
 class Worker:
@@ -57,7 +57,8 @@ class Worker:
         self.schedule = programs[0].schedule
         self.device = next(iter(chunks.values())).compute.device
         self.number = replica * self.schedule.stages + rank  # among all ranks of all replicas
-        self._tasks, self._gradient_sync = TaskList(programs, set_programs, chunks, rank=rank), gradient_sync
+        self._set_programs, self._gradient_sync = set_programs, gradient_sync
+        self._tasks = TaskList(programs, set_programs, chunks, rank=rank)
         self._skip_nan = skip_nan
         self.inbox, self._send = inbox, send
         self.inputs: dict[int, Any] = {}  # of micro-batches that have not begun
@@ -94,6 +95,7 @@ class Worker:
                 self._raise_located(problem, task.chunk.number, self.begun + task.step.minibatch, task.step.action)
         if self.programs[0].drain == 0:  # nothing else is left to do meanwhile
             yield from self._finish_updates()
+        yield from self._join_awaited_sums(cycle)
 
     def _pass(self, task: Task) -> Waits:
         """Run a forward or a backward, as soon as its weights and its message are there."""
@@ -159,6 +161,14 @@ class Worker:
                 while parameters.pending:
                     yield from self._finish_update(chunk.number, parameters)
         self.meter.end_wait()
+
+    def _join_awaited_sums(self, cycle: int) -> Waits:
+        """Start all parts of sums that other ranks wait for in this cycle, which this rank may end earlier."""
+        for parameters in self._sets:
+            for update in parameters.pending:
+                while self._gradient_sync.awaited(update, self.begun + cycle):
+                    if not (self.advance() or (update is parameters.pending[0] and self._hurry(update))):
+                        yield Wait(GRADIENTS, (Op.U, update.member[1], update.minibatch), self._progress)
 
     def _finish_update(self, chunk: int, parameters: ParameterSet) -> Waits:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
@@ -284,6 +294,7 @@ class Worker:
             self._check_loss(loss)
         self._losses[chunk.number, step.minibatch].append(loss)
         self.memory.change_activations(in_flight.rebuilt)
+        held = in_flight.nbytes + in_flight.rebuilt
         whole = step.action.op == Op.B
         run = chunk.backward if whole else chunk.backward_inputs
         input_gradients = run(index, gradients, self._backward_reads(task))
@@ -291,6 +302,8 @@ class Worker:
             self.hand_over(step, Message.pack(outgoing_key(step), input_gradients, loss=loss))
         if whole:
             self._end_backward(step, in_flight)
+        else:
+            self.memory.change_activations(in_flight.nbytes - held)
 
     def _backward_weights(self, task: Task) -> None:
         chunk, index = task.chunk, task.step.action.index
@@ -386,10 +399,22 @@ class Worker:
             parameters.restart()
 
     def delays(self) -> list[dict[str, Any]]:
-        """Of each chunk: how many updates late its first forwards read, how many they predict, and the samples."""
+        """Of each chunk: how many updates late its forwards read, how many they predict at most, and the samples.
+
+        The mean delay is over micro-batches and parameters, also tied ones, which have their own delay.
+        """
         program, found = self.programs[0], []
         for chunk, staleness in self.staleness.items():
-            first = (program.chunk == chunk) & (program.op == Op.F) & (program.index % self.schedule.microbatches == 0)
-            delay, ahead = (int(column[first].max(initial=0)) for column in (program.delay, program.ahead))
-            found.append({"chunk": chunk, "delay": delay, "ahead": ahead, "samples": list(staleness.samples)})
+            sizes = [parameters.numel for parameters in self.chunks[chunk].sets]
+            delays = [mean_delay(self.programs[number], chunk) for number in self._set_programs[chunk]]
+            found.append(
+                {
+                    "chunk": chunk,
+                    "parameters": sum(sizes),
+                    "delay": max_delay(program, chunk),
+                    "mean_delay": mean_over_chunks(delays, sizes),
+                    "ahead": max_ahead(program, chunk),
+                    "samples": list(staleness.samples),
+                }
+            )
         return found

@@ -149,6 +149,10 @@ class ParameterSet:
         self._predictions.invalidate()
 
     @property
+    def numel(self) -> int:
+        return sum(parameter.numel() for parameter in self.versions.live)
+
+    @property
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's state."""
         return self.updater.optimizer_bytes
