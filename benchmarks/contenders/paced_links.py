@@ -9,33 +9,37 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from unittest import mock
 
 import torch
 
-from weft.runtime.comm.links import ReceiveLink, SendLink
-from weft.runtime.comm.messages import Message
+from weft.runtime.comm import Message, ProcessTransport, Send
 
 
 @contextmanager
 def paced_links(hop: float) -> Iterator[None]:
     """Within it, every message of this process takes at least `hop` seconds."""
-    send, receive = SendLink.send, ReceiveLink.receive
+    sender, receive = ProcessTransport.sender, ProcessTransport.receive
 
-    def stamped_send(self: SendLink, message: Message) -> None:
-        moment = torch.tensor([time.monotonic()], dtype=torch.float64)
-        tensors, grads = [*message.tensors, moment], [*message.grads, False]
-        send(self, Message(message.key, tensors, message.skeleton, grads, message.loss))
+    def stamping_sender(self: ProcessTransport, rank: int) -> Send:
+        send = sender(self, rank)
 
-    def paced_receive(self: ReceiveLink, timeout: timedelta) -> Message:
-        message = receive(self, timeout)
-        *tensors, moment = message.tensors
+        def stamped_send(target: int, message: Message) -> None:
+            moment = torch.tensor([time.monotonic()], dtype=torch.float64)
+            tensors, grads = [*message.tensors, moment], [*message.grads, False]
+            send(target, Message(message.key, tensors, message.skeleton, grads, message.loss))
+
+        return stamped_send
+
+    def paced_receive(self: ProcessTransport, source: int, awaited: str) -> None:
+        receive(self, source, awaited)
+        inbox = self.inbox(0)
+        message = inbox[next(reversed(inbox))]  # the newest
+        moment, message.grads = message.tensors.pop(), message.grads[:-1]
         time.sleep(max(0.0, float(moment) + hop - time.monotonic()))
-        return Message(message.key, tensors, message.skeleton, message.grads[:-1], message.loss, message.arrival)
 
     with (
-        mock.patch.object(SendLink, "send", stamped_send),
-        mock.patch.object(ReceiveLink, "receive", paced_receive),
+        mock.patch.object(ProcessTransport, "sender", stamping_sender),
+        mock.patch.object(ProcessTransport, "receive", paced_receive),
     ):
         yield
