@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 import weft
@@ -18,7 +19,12 @@ MINIBATCHES = 3  # until the pipeline is full
 
 def held_bytes(names: Sequence[str], *, stages: int) -> dict[str, dict[str, list[float]]]:
     """Of each rank under each schedule, on virtual ranks: two encoder layers a rank, two micro-batches a rank."""
-    return {name: _held(schedule_named(name, stages, 2 * stages)) for name in names}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # layers are tiny
+    try:
+        return {name: _held(schedule_named(name, stages, 2 * stages)) for name in names}
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _held(schedule: Schedule) -> dict[str, list[float]]:
