@@ -57,6 +57,13 @@ def test_schedules_show_figures_at_a_size(capsys: pytest.CaptureFixture[str]) ->
     assert any("wpipe needs microbatches to be a multiple of stages" in problem for problem in problems)
 
 
+def test_the_figures_of_the_docs_are_those_of_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "choosing-a-schedule.md").read_text()
+    shown = text.partition("the first command ends with")[2].partition("```text\n")[2].partition("```")[0]
+    assert shown.startswith("8 stages, 16 micro-batches")
+    assert out(capsys, "schedules", "--stages", "8", "--microbatches", "16").endswith(shown)
+
+
 def test_simulate_prints_figures(capsys: pytest.CaptureFixture[str]) -> None:
     figures = data(capsys, "simulate", "wpipe", "--stages", "8", "--microbatches", "8")
     assert figures["bubble"] == 0

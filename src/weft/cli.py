@@ -122,8 +122,8 @@ def schedules(arguments: argparse.Namespace) -> None:
     ]
     print_table(("schedule", "", "micro-batches", "forward; backward at", "options", ""), rows)
     about = f"{format_count(arguments.stages, 'stage')}, {format_count(arguments.microbatches, 'micro-batch')}"
-    print(f"\n{about}: micro-batches in flight on the fullest rank (in stages), mean delay in updates, and the slack")
-    print("of messages: the time of a hop that is hidden, in forwards of a stage")
+    print(f"\n{about}: micro-batches in flight on the fullest rank (in stages), mean delay in updates,")
+    print("and slack of messages: the time of a hop that is hidden, in forwards of a stage")
     print_method_figures(figures)
 
 
@@ -167,7 +167,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
 
 def simulate(arguments: argparse.Namespace) -> None:
-    """Simulate a schedule: time, memory, delay, traffic."""
+    """Simulate a schedule: time, memory, delay, slack, traffic."""
     schedule = schedule_of(arguments)
     figures = _figures(schedule, cost_of(arguments, schedule), arguments.minibatches)
     if arguments.json:

@@ -81,15 +81,15 @@ def _variant(name: str, options: Mapping[str, Any], sizes: Mapping[str, int]) ->
 
 def print_method_figures(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     rows = [_variant_row(name, variant) for name, variants in figures.items() for variant in variants]
-    print_table(("schedule", "bubble", "in flight", "mean delay", "slack"), rows)
+    print_table(("schedule", "bubble", "in flight", "mean delay", "slack"), rows, limit=None)
 
 
 def _variant_row(name: str, variant: Mapping[str, Any]) -> tuple[str, ...]:
     options = [
-        f" --{option.replace('_', '-')}" + ("" if value is True else f" {value}")
+        f"--no-{option}" if value is False else f"--{option}" + ("" if value is True else f" {value}")
         for option, value in variant["options"].items()
     ]
-    title = name + "".join(options)
+    title = " ".join([name, *options])
     if "problem" in variant:
         return title, "–", "–", "–", "–"
     slack = (variant["slack"] or {}).get("messages")

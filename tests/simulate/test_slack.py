@@ -52,6 +52,15 @@ def test_more_warm_up_gives_slack(name: str, whole: int, warmup: int, p: int, m:
     assert result.ranks == pytest.approx([hidden] * p, abs=1e-9)
 
 
+@pytest.mark.parametrize("p", [2, 4, 7])
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("wanted", [0, 0.5, 1])
+def test_weave_has_the_slack_that_it_was_built_for(wanted: float, split: bool, p: int) -> None:
+    result = found(schedule("weave", stages=p, microbatches=4 * p, slack=wanted, split=split))
+    assert result.messages == pytest.approx(wanted, abs=1e-9)
+    assert result.ranks == pytest.approx([2 * wanted] * p, abs=1e-9)
+
+
 @pytest.mark.parametrize("name", [*SYNCHRONOUS, *ASYNCHRONOUS])
 def test_no_slack_without_warm_up(name: str) -> None:
     pipe = build(name, {"slack": 0} if name == "weave" else {}, 4, 8)

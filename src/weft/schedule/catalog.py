@@ -113,6 +113,7 @@ METHODS: dict[str, Method] = {
         needs=">= 4p/3",
         weights="newest; same",
         summary="no bubble, half of wpipe's activations, few late micro-batches",
+        variants=({"slack": 0}, {"split": False}),
     ),
     "xpipe": Method(
         build=xpipe,

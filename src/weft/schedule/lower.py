@@ -204,11 +204,13 @@ def lower(schedule: Schedule) -> Program:
 def shared_weights(program: Program, chunks: Sequence[int]) -> Program:
     """The program of weights that several chunks share.
 
-    If a backward reads other weights than its forward, the last chunk would have to wait for the first chunk's update.
-    So shared weights are predicted once per mini-batch, and both passes of all chunks read this prediction.
+    If a backward read other weights than its forward, the last chunk would have to wait for the first chunk's update.
+    So both passes read those of the forward. What is predicted is predicted once per mini-batch, for all chunks.
     """
     weights, placement = program.schedule.weights, program.schedule.placement
-    if not program.ahead.any() and weights.backward == "forward":
+    if not program.ahead.any():
+        if weights.backward == "newest":
+            program = lower(replace(program.schedule, weights=replace(weights, backward="forward")))
         return at_largest_delay(program, chunks)
     delay, ahead = 0, 0
     for chunk in chunks:

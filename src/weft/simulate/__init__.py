@@ -1,4 +1,4 @@
-"""The simulator: a schedule and its costs give time, memory, delay and traffic. Torch-free.
+"""The simulator: a schedule and its costs give time, memory, delay, slack and traffic. Torch-free.
 
 `simulate` returns the steady figures, `timeline` every start and end of a window of mini-batches.
 """

@@ -65,8 +65,9 @@ class SplitBackward:
         targets = {key: target for key, target in targets.items() if target.node in graph.path}
         found = dict(zip(targets, self._run_path(graph.path, list(targets.values())), strict=True))
         gradients = [found.get(id(tensor)) for tensor in self._inputs]
-        if not graph.has_custom_nodes:  # before torch 2.13, nodes made in Python don't own those that they lead to
-            self._owners = []
+        sides = (side for joint in joints for side, _ in joint.sides.values())
+        if not any(isinstance(side, BackwardCFunction) for side in sides):
+            self._owners = []  # only a node that is made in Python must be owned, before torch 2.13
         self._inputs = []
         return gradients
 
@@ -206,9 +207,7 @@ class _Graph:
         self._edges: dict[Node, Sequence[tuple[Node | None, int]]] = {}
         self._users: dict[Node, list[Node]] = {node: [] for node in self._roots}  # one for each gradient of a node
         self._walk()
-        kinds = {kind for kind in set(map(type, self._edges)) if issubclass(kind, BackwardCFunction)}
-        self.has_custom_nodes = bool(kinds)
-        self._is_reentrant = any(kind.__name__ == REENTRANT for kind in kinds)
+        self._is_reentrant = any(kind.__name__ == REENTRANT for kind in set(map(type, self._edges)))
         self._at_once: set[Node] = set()  # joints that may not wait
         self.path: set[Node] = set()
         self._extend_path([node for node in targets if node in self._edges])

@@ -78,12 +78,8 @@ class Worker:
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
         self.meter = meter_for(self.device, deadline)
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
-        self._passes: dict[Op, Callable[[Task], None]] = {
-            Op.F: self._forward,
-            Op.B: self._backward,
-            Op.I: self._backward,
-            Op.W: self._backward_weights,
-        }
+        # By the number of the op; a dict would call the hash function of an enum, which is slow.
+        self._passes = (self._forward, self._backward, self._backward, self._backward_weights)
 
     def cycle(self, cycle: int, *, minibatches: int | None = None) -> Waits:
         """Run a cycle: what one more mini-batch brings, or a part of the drain."""
@@ -186,7 +182,7 @@ class Worker:
         record_use(update.present(), self.device)
         with self.locating_errors(chunk, update.minibatch):
             self._apply(chunk, parameters, parameters.pending.popleft())
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk)
         self.meter.end_delayed_update(start)
         yield from self._read_losses()
 
@@ -345,7 +341,7 @@ class Worker:
 
     def _update(self, task: Task) -> Waits:
         step, chunk = task.step, task.chunk
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk.number)
         for parameters in chunk.sets:
             while parameters.pending and parameters.pending[0].done and not parameters.predicts:
                 yield from self._finish_update(chunk.number, parameters)  # predictions are from the version they name
@@ -368,7 +364,7 @@ class Worker:
             else:
                 update.copy_numbers()
                 self._apply(chunk.number, parameters, update)
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk.number)
         self.meter.end(step, start)
         yield from self._read_losses()
 
