@@ -329,9 +329,15 @@ def test_colour_follows_the_terminal_and_no_color(monkeypatch: pytest.MonkeyPatc
     assert "\x1b[" not in out(capsys, "draw", "1f1b", *SIZES)
 
 
-def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path: Path) -> None:
-    assert main(["draw", "wpipe", *SIZES, "--until", "18.5", "-o", str(tmp_path / "x.svg")]) == 0
-    assert (tmp_path / "x.svg").read_text() == (ROOT / "docs" / "wpipe.svg").read_text()
+@pytest.mark.parametrize("page", ["README.md", "docs/weave.md"])
+def test_pictures_are_what_their_commands_draw(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"`weft (draw [^`]*-o (\S+\.svg))`", (ROOT / page).read_text())
+    assert len(commands) == (1 if page == "README.md" else 3)
+    for command, file in commands:
+        assert main(command.split()) == 0
+        assert (tmp_path / file).read_text() == (ROOT / "docs" / file).read_text()
+        assert f"weft {command.replace(file, f'docs/{file}')}" in (ROOT / "Makefile").read_text()
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -184,6 +184,7 @@ class Case:
     flushes: tuple[int, ...] = ()  # before these mini-batches
     replicas: int = 1
     clip_norm: float | None = None
+    norm: Literal["group", "global"] = "group"
     lr_scheduler: str | None = None
     poison: Poison | None = None
     nan: Literal["stop", "skip"] = "stop"
@@ -195,6 +196,7 @@ class Case:
         words += ["recompute"] * bool(self.recompute) + ["layer"] * (self.recompute == "layer")
         words += [f"flush{t}" for t in self.flushes]
         words += [f"replicas{self.replicas}"] * (self.replicas > 1) + ["clip"] * (self.clip_norm is not None)
+        words += [self.norm] * (self.norm == "global")
         if self.poison is not None:
             words += [f"poison{self.poison.layer}", self.poison.where, str(self.poison.value)]
         words += [self.precision] * (self.precision != "fp32")
@@ -241,6 +243,7 @@ def train(case: Case) -> Run:
         recompute=case.recompute,
         replicas=case.replicas,
         clip_norm=case.clip_norm,
+        norm=case.norm,
         nan=case.nan,
         precision=case.precision,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
@@ -284,7 +287,7 @@ def ask_oracle(
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         forgetful=forgetful,
         newest_backward=case.method == "paci",
-        groups=groups or skipped_together(case.method, case.stages),
+        groups=groups or skipped_together(case.method, case.stages, norm=case.norm, **dict(case.options)),
         skips=case.nan == "skip",
         rounding=rounding or case.rounding,
     )

@@ -62,11 +62,27 @@ def delays(
     return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages and j < turn)}.get(method, 0)
 
 
-def skipped_together(method: str, stages: int) -> Grouping:
-    """Which parameters skip a mini-batch together, if the gradient of one of them is not finite."""
+def skipped_together(
+    method: str, stages: int, *, norm: str = "group", slack: float = 0.5, split: bool = True, **_: object
+) -> Grouping:
+    """Which parameters share a norm: they skip a mini-batch together, if the gradient of one of them is not finite."""
+    if norm == "global":
+        return lambda chunks: None
     if method == "wpipe":
         return lambda chunks: min(chunks) >= stages
+    if method == "weave":
+        late = LATE_IN_WEAVE[stages, slack, split]
+        return lambda chunks: chunks if len(chunks) > 1 and stages > 1 else late[chunks[0]]
     return lambda chunks: chunks if method in ("pipedream", "paci", "xpipe") else None
+
+
+def clip(parts: Iterable[list[nn.Parameter]], limit: float) -> None:
+    """Scale the gradients of some parts of a model by their common norm, whose squares are added by part in float64."""
+    gradients = [[param.grad for param in part if param.grad is not None] for part in parts]
+    squares = [torch.stack([torch.linalg.vector_norm(grad) for grad in part]) for part in gradients]
+    total = math.sqrt(sum(torch.linalg.vector_norm(norms).item() ** 2 for norms in squares))
+    for grad in (grad for part in gradients for grad in part):
+        grad.mul_(min(1.0, limit / (total + 1e-6)))
 
 
 def is_finite(grads: Iterable[Tensor | None]) -> bool:
@@ -104,7 +120,7 @@ class Rounding:
 class Oracle:
     """Trains a copy of `model`. `forgetful` runs every backward at the newest weights: a bug, not the law.
 
-    With `newest_backward` it is the law, but not for tied parameters: they have one version a mini-batch, the oldest.
+    With `newest_backward` it is the law, but not for tied parameters: both passes read the version of the forward.
 
     With `skips`, the groups of a mini-batch with a gradient that is not finite make no update. Groups are clipped by
     norms of their own.
@@ -134,7 +150,7 @@ class Oracle:
                 self.holders[param].setdefault(k, []).append(name)  # several chunks: tied
         self.loss_fn, self.microbatches, self.delay, self.forgetful = loss_fn, microbatches, delay, forgetful
         self.rounding, self.newest_backward = rounding or Rounding(None), newest_backward
-        self.clip_norm, self.skips = math.inf if clip_norm is None else clip_norm, skips
+        self.clip_norm, self.skips = clip_norm, skips
         self.groups: dict[Hashable, list[nn.Parameter]] = {}
         for param, chunks in self.holders.items():
             self.groups.setdefault(groups(tuple(chunks)), []).append(param)
@@ -147,6 +163,13 @@ class Oracle:
         (only,) = self.optimizers.values()
         return only
 
+    def parts(self, params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Parameters by the chunks that hold them: those of a chunk alone before tied ones."""
+        found: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for param in params:
+            found.setdefault(tuple(self.holders[param]), []).append(param)
+        return [found[chunks] for chunks in sorted(found, key=lambda chunks: (chunks[0], len(chunks)))]
+
     def flush(self) -> None:  # no version from before it is read after it
         self.versions = [[param.detach().clone() for param in self.holders]]
 
@@ -157,10 +180,7 @@ class Oracle:
         for j, (x, y) in enumerate(zip(inputs.chunk(m), targets.chunk(m), strict=True)):
             leaves, weights = dict[tuple[nn.Parameter, int], Tensor](), dict[str, Tensor]()
             for i, (param, chunks) in enumerate(self.holders.items()):
-                tied = len(chunks) > 1  # it reads the oldest version that one of its chunks reads
-                late = max(
-                    self.delay(k, i) for k in chunks for i in (range(m) if tied and self.newest_backward else [j])
-                )
+                late = max(self.delay(k, j) for k in chunks)  # tied: the oldest version that one of its chunks reads
                 for k, names in chunks.items():
                     leaves[param, k] = self.rounding.leaf_of(self.model, param, self.versions[max(0, t - late)][i])
                     weights |= dict.fromkeys(names, leaves[param, k])
@@ -177,7 +197,8 @@ class Oracle:
         for (group, params), scheduler in zip(self.groups.items(), self.schedulers, strict=True):
             if self.skips and not is_finite(param.grad for param in params):
                 continue
-            torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
+            if self.clip_norm is not None:
+                clip(self.parts(params), self.clip_norm)
             self.optimizers[group].step()
             if scheduler is not None:
                 scheduler.step()

@@ -75,6 +75,9 @@ def test_versions_and_delay(p: int, m: int) -> None:
     wpipe = run("wpipe", p, m)
     assert (wpipe.versions, wpipe.delay) == ((2,) * p + (1,) * p, (1,) * p + (0,) * p)
     fresh = run("wpipe", p, m, fresh=True)
+    assert fresh.mean_delays == (p / m,) * p + (0,) * p  # the first of m / p turns
+    assert fresh.mean_delay == p / (2 * m)
+    assert run("paci", p, m).mean_delays == tuple((p - 1 - r) / m for r in range(p))
     for figure in ("versions", "delay", "period", "bubbles", "fill", "in_flight", "traffic", "memory"):
         assert getattr(fresh, figure) == getattr(wpipe, figure), figure
     delay = tuple(ceil((p - 1 - r) / m) for r in range(p))

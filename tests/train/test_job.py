@@ -6,6 +6,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,9 @@ WRONG = {
     "schedule.recompute=[true, 1]": r"schedule.recompute\[1\] must be one of false, true, layer",
     "schedule.recompute=[true]": r"one of them a chunk \(got \[True\], chunks: 4\)",
     "schedule.recompute=[[true]]": r"one of them a chunk \(got \[\[True\]\], chunks: 4\)",
+    "schedule.slack=0": "wpipe has no option 'slack'",
+    "schedule.slack=-1": "schedule.slack must be a number of at least 0",
+    "schedule.split=false": "wpipe has no option 'split'",
     "schedule.name=wpip": "did you mean 'wpipe'",
     "schedule.name=missing.csv": "missing.csv",
     "schedule.replicas=3": "schedule.replicas must divide the number of ranks",
@@ -165,7 +169,25 @@ def test_recompute_of_all_chunks_or_of_each(value: str, tmp_path: Path) -> None:
     assert job_of(str(file)) == job
 
 
+@pytest.mark.parametrize(
+    ("sets", "options"),
+    [
+        ([], {}),
+        (["schedule.slack=0.5", "schedule.split=true"], {}),
+        (["schedule.slack=0"], {"slack": 0}),
+        (["schedule.slack=1.5", "schedule.split=false"], {"slack": 1.5, "split": False}),
+        (["schedule.predict=exact"], {"predict": "exact"}),
+    ],
+)
+def test_options_of_weave(sets: list[str], options: dict[str, Any]) -> None:
+    job = job_of(None, ["schedule.name=weave", "schedule.ranks=2", "schedule.microbatches=8", *sets])
+    assert schedule_of(job).options == options
+
+
 def test_split_backwards_are_not_recomputed_by_layer() -> None:
+    with pytest.raises(WeftError, match=r"weave splits backwards.*use recompute=True.*such as weave with split=False"):
+        job_of(None, ["schedule.name=weave", "schedule.recompute=layer"])
+    job_of(None, ["schedule.name=weave", "schedule.recompute=layer", "schedule.split=false"])
     with pytest.raises(WeftError, match=r"zb-h1 splits backwards.*use recompute=True"):
         job_of(None, ["schedule.name=zb-h1", "schedule.recompute=layer"])
 

@@ -64,10 +64,11 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert rate_factor(cosine, 5, 10) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "wpipe", "xpipe"])
-def test_a_resumed_run_is_identical_to_an_uninterrupted_one(schedule: str) -> None:
-    train(name="uninterrupted", schedule__name=schedule)
-    train(name="resumed", schedule__name=schedule, train__updates=24, checkpoint__keep=5)
+@pytest.mark.parametrize(("schedule", "fresh"), [("1f1b", False), ("wpipe", False), ("wpipe", True), ("xpipe", False)])
+def test_a_resumed_run_is_identical_to_an_uninterrupted_one(schedule: str, fresh: bool) -> None:
+    chosen = {"schedule__name": schedule, "schedule__fresh": fresh}
+    train(name="uninterrupted", **chosen)
+    train(name="resumed", train__updates=24, checkpoint__keep=5, **chosen)
     uninterrupted, resumed = Path("runs/uninterrupted"), Path("runs/resumed")
     (resumed / "checkpoints" / "latest").write_text("update-00000008\n")  # as if killed before the second checkpoint
     (resumed / "summary.json").unlink()

@@ -2,6 +2,7 @@
 
     updates      a chunk without updates gets one after the last backward of each mini-batch
     alignment    cycles are numbered so that the youngest mini-batch in cycle `c` is `c`
+    norm order   where updates wait for one norm over all chunks, what reads an update comes after the norm
     reads        the `delay` of the version that each row reads, how far `ahead` it predicts, and which row predicts
     deaths       the row after which a version, or a prediction, is never read again
     hand-overs   which chunk's output an action needs, and which chunk takes its output
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from weft.errors import WeftError
 from weft.schedule.actions import ANY_BACKWARD, BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, is_any, join
 from weft.schedule.core import Schedule
+from weft.schedule.norm_order import in_norm_order
 from weft.schedule.weights import Weights, of_chunk
 
 MAX_LAG = np.iinfo(np.int16).max  # mini-batches between the youngest and the oldest of a stream
@@ -174,6 +176,9 @@ def lower(schedule: Schedule) -> Program:
     """Run all passes on a schedule."""
     streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
     streams = _aligned(streams, schedule.microbatches)
+    if schedule.weights.norm == "global":
+        schedule = _in_norm_order(replace(schedule, streams=tuple(streams)))
+        streams = list(schedule.streams)
     shape = (schedule.stages, max(map(len, streams)))
     needs, feeds = _hand_overs(schedule.chunks)
     program = Program(
@@ -199,11 +204,13 @@ def lower(schedule: Schedule) -> Program:
 def shared_weights(program: Program, chunks: Sequence[int]) -> Program:
     """The program of weights that several chunks share.
 
-    If a backward reads other weights than its forward, the last chunk would have to wait for the first chunk's update.
-    So shared weights are predicted once per mini-batch, and both passes of all chunks read this prediction.
+    If a backward read other weights than its forward, the last chunk would have to wait for the first chunk's update.
+    So both passes read those of the forward. What is predicted is predicted once per mini-batch, for all chunks.
     """
     weights, placement = program.schedule.weights, program.schedule.placement
-    if not program.ahead.any() and weights.backward == "forward":
+    if not program.ahead.any():
+        if weights.backward == "newest":
+            program = lower(replace(program.schedule, weights=replace(weights, backward="forward")))
         return at_largest_delay(program, chunks)
     delay, ahead = 0, 0
     for chunk in chunks:
@@ -260,6 +267,28 @@ def _aligned(streams: list[Rows], microbatches: int) -> list[Rows]:
     for rows in streams:
         rows["index"] -= youngest * np.where(rows["op"] == Op.U, 1, microbatches).astype(np.int32)
     return streams
+
+
+def _in_norm_order(schedule: Schedule) -> Schedule:
+    """Pass 2b, of schedules whose updates wait for a norm over all chunks."""
+    m = schedule.microbatches
+    before = [_lower_rank(rows, schedule) for rows in schedule.streams]
+    streams = in_norm_order(schedule.streams, before, chunks=schedule.chunks, microbatches=m)
+    after = [_lower_rank(rows, schedule) for rows in streams]
+    reads = [[_reads_by_action(columns, m) for columns in lowered] for lowered in (before, after)]
+    if reads[0] != reads[1]:
+        raise WeftError(
+            f"{schedule.name} would read other weights if updates waited for one norm over all chunks; "
+            'use norm="group", which does not change the order of work'
+        )
+    return replace(schedule, streams=tuple(_aligned(streams, m)))
+
+
+def _reads_by_action(columns: dict[str, npt.NDArray[Any]], microbatches: int) -> set[tuple[int, ...]]:
+    """Op, chunk and micro-batch of each pass, and how late it reads."""
+    passes = columns["op"] != Op.U
+    table = (columns["op"], columns["chunk"], columns["index"] % microbatches, columns["delay"])
+    return set(zip(*(column[passes].tolist() for column in table), strict=True))
 
 
 def _batch(rows: Rows, microbatches: int) -> Ints:

@@ -27,6 +27,8 @@ class Weights:
     `bellwether`  the first micro-batch of a mini-batch selects (and predicts) the weights of all its micro-batches;
                   False: each micro-batch selects its own, and those of a mini-batch that keep the same prediction for
                   their backwards share it
+    `norm`        "global": an update waits for the norm of the gradients of all chunks, and the streams are put in an
+                  order that lets it (`norm_order.py`); "group": chunks that would have to wait have norms of their own
 
     `delay`, `ahead` and `ahead_backward` are one value for all chunks, or a tuple with one value per chunk.
     """
@@ -36,6 +38,7 @@ class Weights:
     ahead: int | tuple[int | None, ...] | None = 0
     ahead_backward: int | tuple[int, ...] = 0
     bellwether: bool = False
+    norm: Literal["group", "global"] = "group"
 
     def __post_init__(self) -> None:
         for name in ("delay", "ahead", "ahead_backward"):
@@ -47,6 +50,8 @@ class Weights:
             raise WeftError(f"Weights.bellwether is true or false (got {self.bellwether!r})")
         if self.backward not in ("forward", "newest"):
             raise WeftError(f'Weights.backward is "forward" or "newest" (got {self.backward!r})')
+        if self.norm not in ("group", "global"):
+            raise WeftError(f'Weights.norm is "group" or "global" (got {self.norm!r})')
         if self.backward == "forward" and any(_entries(self.ahead_backward)):
             raise WeftError(
                 'Weights.ahead_backward needs backward="newest": otherwise a backward reads the weights of its forward'

@@ -66,10 +66,10 @@ def _check(member: Job) -> None:
     """Refuse a run before the first one starts. The job is checked already, so what does not work is its schedule."""
     try:
         check(member)
-        if member.train.clip_norm or member.schedule.cure != "none":
-            from weft.train.cure import check_training
+        if member.schedule.cure != "none":
+            from weft.train.cure import check_cure
 
-            check_training(member)
+            check_cure(member)
     except WeftError as problem:
         raise WeftError(f"{problem}; or leave {member.schedule.name} out of --schedules") from None
 

@@ -91,6 +91,11 @@ class Training:
     betas: list[float] = option([0.7, 0.95], "Adam family: betas; late gradients need less momentum than 0.9")
     weight_decay: float = option(0.01, "decoupled in adamw and nadamw", least=0)
     clip_norm: float = option(0.0, "maximum norm of a mini-batch's gradients; 0: no limit", least=0)
+    norm: str = option(
+        "group",
+        "chunks that share a norm (clip_norm, nan=skip): group: those that need not wait for it; global: all",
+        allowed=("group", "global"),
+    )
     precision: str = option(
         "fp32",
         "bf16: compute with bf16 weights of fp32 masters; bf16-autocast: autocast over fp32 weights",
@@ -230,6 +235,11 @@ def check(job: Job) -> None:
         raise WeftError(f"train.optimizer must be one of {', '.join(OPTIMIZERS)} (got {train.optimizer!r}){hint}")
     if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
         raise WeftError(f"train.betas must be two numbers of at least 0 and below 1 (got {train.betas})")
+    if train.norm == "global" and not train.clip_norm and train.nan != "skip":
+        raise WeftError(
+            "train.norm=global lets updates wait for a norm, which only train.clip_norm and train.nan=skip need "
+            f"(train.clip_norm: {train.clip_norm:g}, train.nan: {train.nan}); set one of them, or leave train.norm out"
+        )
     if any(sign in job.name for sign in "/\\") or job.name in (".", ".."):
         raise WeftError(f"name must not contain slashes (got {job.name!r}); set log.folder to choose the place")
     recompute_choices(job.schedule.recompute, schedule)  # type: ignore[arg-type]  # which checks it

@@ -102,7 +102,7 @@ def test_a_given_unit_is_used() -> None:
     assert grid(timeline_of("1f1b", 1, 2, 1), unit=3).startswith("rank 0  1A 2A\n")
 
 
-@pytest.mark.parametrize("name", ["wpipe", "zb-h1", "xpipe", "interleaved", "pipedream"])
+@pytest.mark.parametrize("name", ["wpipe", "weave", "zb-h1", "xpipe", "interleaved", "pipedream"])
 @pytest.mark.parametrize("versions", [False, True])
 def test_colour_adds_codes_and_one_line(name: str, versions: bool) -> None:
     shown = timeline_of(name, 4, 4, 3, update=1.0)

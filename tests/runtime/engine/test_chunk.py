@@ -354,7 +354,7 @@ def test_chunks_without_parameters(name: str, options: dict[str, Any]) -> None:
         pytest.skip("pipedream has no norm over chunks of different delays")
     model = nn.Sequential(nn.Tanh(), *linear(1), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh(), nn.Tanh())
     data = batches(4)
-    stages, balance = (2, [1, 1, 1, 5]) if name in ("interleaved", "wpipe") else (4, [1, 1, 1, 5])
+    stages, balance = (2 if name in ("interleaved", "wpipe", "weave") else 4), [1, 1, 1, 5]
     pipe = pipeline(model, schedule=name, stages=stages, balance=balance, **options)
     for batch in data:
         pipe.step(*batch)

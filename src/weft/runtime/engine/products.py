@@ -78,7 +78,7 @@ def _convolution(node: Any, wanted: Collection[int]) -> Product:
     )
 
     def formula(gradient: Tensor, value: Tensor, weight: Tensor) -> Gradients:
-        gradients: Gradients = torch.ops.aten.convolution_backward(gradient, value, weight, *options)
+        gradients: Gradients = torch.ops.aten.convolution_backward.default(gradient, value, weight, *options)
         return gradients
 
     return Product((node._saved_input.detach(), node._saved_weight.detach()), formula)

@@ -6,7 +6,7 @@ recompute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 import torch
 
@@ -15,17 +15,14 @@ from weft.runtime.device import device_generator
 _MASK = (1 << 64) - 1
 
 
-def mix(*numbers: int) -> int:
-    """A seed of 63 bits from several numbers."""
-    return mixer(*numbers[:-1])(numbers[-1])
+def mix(start: int, number: int) -> int:
+    """A seed of 63 bits from one more number."""
+    return _mixed(start, number) >> 1
 
 
-def mixer(*numbers: int) -> Callable[[int], int]:
-    """The function that gives `mix` of these numbers and one more: the finalizer of splitmix64 for each number."""
-    start = 0x9E3779B97F4A7C15
-    for number in numbers:
-        start = _mixed(start, number)
-    return lambda last: _mixed(start, last) >> 1
+def start_of(*numbers: int) -> int:
+    """What `mix` starts with, from all numbers but the last: the finalizer of splitmix64 for each."""
+    return functools.reduce(_mixed, numbers, 0x9E3779B97F4A7C15)
 
 
 def _mixed(state: int, number: int) -> int:

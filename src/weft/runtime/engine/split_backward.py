@@ -19,17 +19,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from weft.runtime.engine.products import Product, can_wait, product_for
 
 Edge: TypeAlias = "tuple[Node, int]"  # an input of a node, where gradients arrive
 
+BATCH = 8 << 20  # bytes of products that are added to the gradients of weights by one call
 REENTRANT = "CheckpointFunctionBackward"  # runs a whole backward inside
 
 
@@ -46,7 +50,7 @@ class SplitBackward:
         starts = [(output, grad) for output, grad in pairs if output.requires_grad and grad is not None]
         self._roots = [(get_gradient_edge(output), grad) for output, grad in starts]
         self._inputs = list(inputs)
-        self._joints: list[_Joint] | None = None  # what the second half starts from, beside roots that lead to no input
+        self._joints: list[_Joint] | None = None
         self._owners: list[GradientEdge] = []
 
     def input_gradients(self) -> list[Tensor | None]:
@@ -55,119 +59,144 @@ class SplitBackward:
         targets = {id(tensor): get_gradient_edge(tensor) for tensor in self._inputs if tensor.requires_grad}
         graph = _Graph([root for root, _ in self._roots], [target.node for target in targets.values()])
         joints = graph.joints()
+        self._joints = joints or []
         if joints is None:
-            self._joints = []
             return self._whole_backward()
-        self._joints = joints
         targets = {key: target for key, target in targets.items() if target.node in graph.path}
         found = dict(zip(targets, self._run_path(graph.path, list(targets.values())), strict=True))
         gradients = [found.get(id(tensor)) for tensor in self._inputs]
-        if not graph.has_custom_nodes:  # before torch 2.13, nodes made in Python don't own those that they lead to
-            self._owners = []
+        sides = (side for joint in joints for side, _ in joint.sides.values())
+        if not any(isinstance(side, BackwardCFunction) for side in sides):
+            self._owners = []  # only a node that is made in Python must be owned, before torch 2.13
         self._inputs = []
         return gradients
 
     def _run_path(self, path: set[Node], targets: list[GradientEdge]) -> list[Tensor | None]:
-        """Run the path; the joints record what the second half needs."""
+        """Run the path; afterwards, joints and roots are what the second half starts from."""
         assert self._joints is not None
-        first = [(root, grad) for root, grad in self._roots if root.node in path]
-        self._roots = [(root, grad) for root, grad in self._roots if root.node not in path]
-        self._owners = [root for root, _ in first]
         if not targets:
             return []
-        sides = dict.fromkeys(side for joint in self._joints if not joint.waits for side in joint.sides.values())
-        edges = [*targets, *(GradientEdge(*side) for side in sides)]  # what autograd computes
+        at_once = [joint for joint in self._joints if not joint.waits]
+        sides = dict.fromkeys(side for joint in at_once for side in joint.sides.values())
+        weights = {node for node, _ in sides if _is_weight(node)}
+        first = [(root, grad) for root, grad in self._roots if root.node in path or root.node in weights]
+        self._roots = [(root, grad) for root, grad in self._roots if root.node not in path and root.node not in weights]
+        self._owners = [root for root, _ in first]
         with _recording(self._joints):
-            gradients = torch.autograd.grad(self._owners, edges, [grad for _, grad in first], allow_unused=True)
-        for joint in self._joints:
-            del joint.node
+            gradients = torch.autograd.grad(
+                self._owners,
+                [*targets, *(GradientEdge(*side) for side in sides)],
+                [grad for _, grad in first],
+                allow_unused=True,
+            )
+        for (node, number), gradient in zip(sides, gradients[len(targets) :], strict=True):
+            if node in weights and gradient is not None:
+                self._roots.append((GradientEdge(node, number), gradient))
         return list(gradients[: len(targets)])
 
     def weight_gradients(self) -> None:
         """Run the second half: add to the gradients of the parameters, and release the graph."""
         assert self._joints is not None, "the first half of a backward runs before the second"
         roots, self._roots = self._roots, []
-        self._joints.reverse()
-        while self._joints:
-            joint = self._joints.pop()
-            found = joint.gradients()
-            if joint.private and found:
-                _backward(found)
-            else:
-                roots += found
-        if roots:
-            _backward(roots)
+        batch: list[tuple[GradientEdge, Tensor]] = []
+        shared: list[list[tuple[GradientEdge, Tensor]]] = []
+        with torch.no_grad():
+            while self._joints:  # from the inputs to the outputs: what came last is still in the caches
+                joint = self._joints.pop()
+                found = joint.gradients()
+                if not joint.private:
+                    shared.append(found)
+                    continue
+                batch += found
+                if sum(gradient.nbytes for _, gradient in batch) >= BATCH:
+                    _backward(batch)
+            _backward(batch)
+            _backward(roots + list(chain.from_iterable(reversed(shared))))
         self._owners = []
 
     def kept(self) -> list[Tensor]:
         """What the second half needs, beside the nodes that it runs."""
-        gradients = [gradient for joint in self._joints or () for gradient in joint.recorded if gradient is not None]
-        saved = [tensor for joint in self._joints or () if joint.product is not None for tensor in joint.product.kept]
-        return [*gradients, *saved, *(gradient for _, gradient in self._roots)]
+        kept = [gradient for _, gradient in self._roots]
+        for joint in self._joints or ():
+            kept += [gradient for gradients in joint.recorded for gradient in gradients if gradient is not None]
+            kept += joint.product.kept if joint.product is not None else ()
+        return kept
 
     def _whole_backward(self) -> list[Tensor | None]:
         before = [tensor.grad for tensor in self._inputs]
         for tensor in self._inputs:
             tensor.grad = None
-        if self._roots:
-            _backward(self._roots)
+        _backward(self._roots)
         found = [tensor.grad for tensor in self._inputs]
         for tensor, grad in zip(self._inputs, before, strict=True):
             tensor.grad = grad
-        self._inputs, self._roots = [], []
+        self._inputs = []
         return found
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Joint:
     """A node of the path with sides, and what W needs of it."""
 
-    node: Node  # deleted after I
+    node: Node | None  # None after I
     sides: dict[int, Edge]  # by the number of the operator's input
     waits: bool  # leaves the gradients of its sides to W
     private: bool = False  # nothing else leads to the weights of its sides
-    product: Product | None = None
-    recorded: Sequence[Tensor | None] = field(default_factory=list)  # gradients: that reach the joint, or of its sides
+    product: Product | None = None  # if it waits
+    recorded: list[Sequence[Tensor | None]] = field(default_factory=list)  # gradients: that reach it, or of its sides
 
-    def before(self, gradients: Sequence[Tensor | None]) -> None:
-        """A hook of the node, before it runs."""
-        if gradients[0] is not None:
-            self.recorded = gradients
+    def record(self) -> RemovableHandle | None:
+        """Prepare for I. A hook in Python is slow between large kernels, which leave nothing of it in the caches."""
+        assert self.node is not None
+        if self.waits:
             self.product = product_for(self.node, self.sides)
+            return self.node.register_prehook(self.recorded.append)
+        if all(_is_weight(side) for side, _ in self.sides.values()):
+            return None
+        return self.node.register_hook(self._record_sides)
 
-    def after(self, gradients: Sequence[Tensor | None], _: object) -> None:
-        """A hook of the node, after it has run."""
-        self.recorded = [gradients[number] for number in self.sides]
+    def _record_sides(self, gradients: Sequence[Tensor | None], _: object) -> None:
+        sides = self.sides.items()
+        self.recorded.append([None if _is_weight(side) else gradients[number] for number, (side, _) in sides])
 
     def gradients(self) -> list[tuple[GradientEdge, Tensor]]:
-        """The gradients of the sides."""
-        found = self.recorded
-        if self.waits:
-            if self.product is None:
+        """The gradients of the sides, without those of weights that I has computed."""
+        if not self.recorded:
+            return []
+        found = self.recorded[0]
+        if self.product is not None:
+            gradient = found[0]
+            if gradient is None:
                 return []
-            assert found[0] is not None
-            with torch.no_grad():
-                products = self.product(found[0])
+            products = self.product(gradient)
             found = [products[number] for number in self.sides]
-        pairs = zip(self.sides.values(), found, strict=False)
-        return [(GradientEdge(*edge), gradient) for edge, gradient in pairs if gradient is not None]
+        pairs = zip(self.sides.values(), found, strict=True)
+        return [(GradientEdge(*side), gradient) for side, gradient in pairs if gradient is not None]
 
 
 @contextmanager
-def _recording(joints: Iterable[_Joint]) -> Iterator[None]:
-    handles = [
-        joint.node.register_prehook(joint.before) if joint.waits else joint.node.register_hook(joint.after)
-        for joint in joints
-    ]
+def _recording(joints: Sequence[_Joint]) -> Iterator[None]:
+    handles = [joint.record() for joint in joints]
     try:
         yield
     finally:
         for handle in handles:
-            handle.remove()
+            if handle is not None:
+                handle.remove()
+        for joint in joints:
+            joint.node = None
 
 
-def _backward(roots: Sequence[tuple[GradientEdge, Tensor]]) -> None:
-    torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
+def _is_weight(node: Node) -> bool:
+    """Whether the node adds to the gradient of a leaf."""
+    return hasattr(node, "variable")
+
+
+def _backward(roots: list[tuple[GradientEdge, Tensor]]) -> None:
+    """Run the backward of a graph, and forget its roots."""
+    if roots:
+        torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
+        roots.clear()
 
 
 class _Graph:
@@ -178,9 +207,7 @@ class _Graph:
         self._edges: dict[Node, Sequence[tuple[Node | None, int]]] = {}
         self._users: dict[Node, list[Node]] = {node: [] for node in self._roots}  # one for each gradient of a node
         self._walk()
-        kinds = {kind for kind in set(map(type, self._edges)) if issubclass(kind, BackwardCFunction)}
-        self.has_custom_nodes = bool(kinds)
-        self._is_reentrant = any(kind.__name__ == REENTRANT for kind in kinds)
+        self._is_reentrant = any(kind.__name__ == REENTRANT for kind in set(map(type, self._edges)))
         self._at_once: set[Node] = set()  # joints that may not wait
         self.path: set[Node] = set()
         self._extend_path([node for node in targets if node in self._edges])
@@ -225,10 +252,11 @@ class _Graph:
                 joint.private = all(map(self._is_private, sides))
             elif any(getattr(getattr(side, "variable", None), "_backward_hooks", None) for side in sides):
                 return None  # I would run the hooks of this parameter, and W once more
-        return sorted(joints, key=lambda joint: -joint.node._sequence_nr())
+        return joints
 
     def _find_joints(self) -> list[_Joint]:
-        joints, path = [], self.path
+        found: list[tuple[int, _Joint]] = []
+        path = self.path
         for node in path:
             sides = {
                 number: (after, place)
@@ -236,8 +264,10 @@ class _Graph:
                 if after is not None and after not in path
             }
             if sides:
-                joints.append(_Joint(node, sides, node not in self._at_once and can_wait(node, sides)))
-        return joints
+                waits = node not in self._at_once and can_wait(node, sides)
+                found.append((node._sequence_nr(), _Joint(node, sides, waits)))
+        found.sort(key=itemgetter(0), reverse=True)
+        return [joint for _, joint in found]
 
     def _reached_in_other_ways(self, joints: Iterable[_Joint]) -> set[Node]:
         """The sides whose gradients must be summed in I."""

@@ -78,12 +78,8 @@ class Worker:
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
         self.meter = meter_for(self.device, deadline)
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
-        self._passes: dict[Op, Callable[[Task], None]] = {
-            Op.F: self._forward,
-            Op.B: self._backward,
-            Op.I: self._backward,
-            Op.W: self._backward_weights,
-        }
+        # By the number of the op; a dict would call the hash function of an enum, which is slow.
+        self._passes = (self._forward, self._backward, self._backward, self._backward_weights)
 
     def cycle(self, cycle: int, *, minibatches: int | None = None) -> Waits:
         """Run a cycle: what one more mini-batch brings, or a part of the drain."""
@@ -99,6 +95,7 @@ class Worker:
                 self._raise_located(problem, task.chunk.number, self.begun + task.step.minibatch, task.step.action)
         if self.programs[0].drain == 0:  # nothing else is left to do meanwhile
             yield from self._finish_updates()
+        yield from self._join_awaited_sums(cycle)
 
     def _pass(self, task: Task) -> Waits:
         """Run a forward or a backward, as soon as its weights and its message are there."""
@@ -165,6 +162,14 @@ class Worker:
                     yield from self._finish_update(chunk.number, parameters)
         self.meter.end_wait()
 
+    def _join_awaited_sums(self, cycle: int) -> Waits:
+        """Start all parts of sums that other ranks wait for in this cycle, which this rank may end earlier."""
+        for parameters in self._sets:
+            for update in parameters.pending:
+                while self._gradient_sync.awaited(update, self.begun + cycle):
+                    if not (self.advance() or (update is parameters.pending[0] and self._hurry(update))):
+                        yield Wait(GRADIENTS, (Op.U, update.member[1], update.minibatch), self._progress)
+
     def _finish_update(self, chunk: int, parameters: ParameterSet) -> Waits:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
         update = parameters.pending[0]
@@ -177,7 +182,7 @@ class Worker:
         record_use(update.present(), self.device)
         with self.locating_errors(chunk, update.minibatch):
             self._apply(chunk, parameters, parameters.pending.popleft())
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk)
         self.meter.end_delayed_update(start)
         yield from self._read_losses()
 
@@ -289,6 +294,7 @@ class Worker:
             self._check_loss(loss)
         self._losses[chunk.number, step.minibatch].append(loss)
         self.memory.change_activations(in_flight.rebuilt)
+        held = in_flight.nbytes + in_flight.rebuilt
         whole = step.action.op == Op.B
         run = chunk.backward if whole else chunk.backward_inputs
         input_gradients = run(index, gradients, self._backward_reads(task))
@@ -296,6 +302,8 @@ class Worker:
             self.hand_over(step, Message.pack(outgoing_key(step), input_gradients, loss=loss))
         if whole:
             self._end_backward(step, in_flight)
+        else:
+            self.memory.change_activations(in_flight.nbytes - held)
 
     def _backward_weights(self, task: Task) -> None:
         chunk, index = task.chunk, task.step.action.index
@@ -333,7 +341,7 @@ class Worker:
 
     def _update(self, task: Task) -> Waits:
         step, chunk = task.step, task.chunk
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk.number)
         for parameters in chunk.sets:
             while parameters.pending and parameters.pending[0].done and not parameters.predicts:
                 yield from self._finish_update(chunk.number, parameters)  # predictions are from the version they name
@@ -356,7 +364,7 @@ class Worker:
             else:
                 update.copy_numbers()
                 self._apply(chunk.number, parameters, update)
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk.number)
         self.meter.end(step, start)
         yield from self._read_losses()
 

@@ -76,7 +76,8 @@ def weave(
         in_order = sorted(starts, key=lambda action: action[0] % PERIOD)
         return alternate(*(rows(op, chunk, every - start // PERIOD) for start, op, chunk in in_order))
 
-    options = {"slack": slack} if slack != DEFAULT_SLACK else {}
+    whole = int(slack) == slack
+    options: dict[str, object] = {"slack": int(slack) if whole else slack} if slack != DEFAULT_SLACK else {}
     options |= {} if split else {"split": False}
     return Schedule(
         name="weave",
