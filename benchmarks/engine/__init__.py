@@ -1,0 +1,1 @@
+"""What an action costs beyond its kernels."""
