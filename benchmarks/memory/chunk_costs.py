@@ -26,7 +26,7 @@ def chunk_costs(size: Size, chunks: int) -> list[dict[str, Any]]:
         for place, samples in enumerate(SAMPLES):
             last = chunk == chunks - 1
             target = make_batch(size, samples)[1] if last else None
-            activations, given, values[place] = _run(part, values[place], net.loss_fn if last else None, target)
+            activations, given, values[place] = run_chunk(part, values[place], net.loss_fn if last else None, target)
             cost["activations"].append(activations)
             cost["input"].append(given)
         cost |= _parameter_bytes(part)
@@ -34,7 +34,7 @@ def chunk_costs(size: Size, chunks: int) -> list[dict[str, Any]]:
     return found
 
 
-def _run(part: nn.Module, given: Any, loss_fn: Any, target: Tensor | None) -> tuple[int, int, Any]:
+def run_chunk(part: nn.Module, given: Any, loss_fn: Any, target: Tensor | None) -> tuple[int, int, Any]:
     """Forward and backward of a micro-batch: bytes kept for the backward, bytes of the input, and the output."""
     inputs = [*flatten(given)[0], *([] if target is None else [target])]
     saved: Storages = {}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.helpers.devices import not_on_pretend, only_on_cpu
 from tests.helpers.models import SYNCHRONOUS
+from tests.helpers.schedules import FRESH, schedule_for
 from tests.helpers.sized_chunks import ROWS, STEPS, WIDTHS, batch, loss_fn, nbytes, pipeline, total
 from torch import Tensor, nn
 from torch.nn import functional
@@ -404,8 +405,11 @@ def test_sparse_state_of_an_optimizer_is_counted() -> None:
     assert 2 * (8 + 4 * 4) <= held <= 4 * (8 + 4 * 4)  # coalesced or not
 
 
-@pytest.mark.parametrize(("versions", "buffers"), [("exact", 1), ("published", 2)])
-@pytest.mark.parametrize("method", ["2bw", "wpipe"])
+@pytest.mark.parametrize(
+    ("method", "versions", "buffers"),
+    [(method, *row) for method in ("2bw", "wpipe") for row in (("exact", 1), ("published", 2))]
+    + [(FRESH, "exact", 1), (FRESH, "published", 1)],  # late micro-batches share one, and end before the next begin
+)
 def test_prediction_holds_buffers_instead_of_versions(method: str, versions: str, buffers: int) -> None:
     """One buffer per chunk with a delay, two where the backward reads the same weights; constant from then on."""
     width, stages = 8, 2
@@ -413,13 +417,13 @@ def test_prediction_holds_buffers_instead_of_versions(method: str, versions: str
         [nn.Linear(width, width) for _ in range(4)],
         loss_fn=functional.mse_loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-        schedule=method,
+        schedule=schedule_for(method, stages=stages, microbatches=4, predict={"versions": versions}),
         microbatches=4,
         stages=stages,
         predict={"versions": versions},
     )
     layer = 4 * (width * width + width)
-    late = {"2bw": [2, 0], "wpipe": [1, 1]}[method]  # layers of each rank that are one update late
+    late = [2, 0] if method == "2bw" else [1, 1]  # layers of each rank that are one update late
     for updates in (10, 30):
         for _ in range(updates):
             pipe.step(torch.randn(16, width), torch.randn(16, width))

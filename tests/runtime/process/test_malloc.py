@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from tests.helpers.scripts import SOURCES
@@ -72,9 +74,44 @@ def test_malloc_settings_of_the_user_are_kept() -> None:
     assert run("keep", MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072") > 5 * PAGES
 
 
+@glibc
+def test_started_ranks_get_huge_pages_unless_the_user_has_settings() -> None:
+    environment: dict[str, str] = {}
+    malloc.set_malloc_variables(environment)
+    assert environment == ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if malloc._glibc() >= (2, 35) else {})
+    for theirs in ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}, {"LD_PRELOAD": "libjemalloc.so"}):
+        environment = dict(theirs)
+        malloc.set_malloc_variables(environment)
+        assert environment == theirs
+
+
+@glibc
+@pytest.mark.parametrize(
+    ("environment", "settings", "torch_pages"),
+    [
+        ({}, "weft's", "1"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, "weft's", None),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}, "the user's (GLIBC_TUNABLES)", None),
+    ],
+)
+def test_torch_makes_huge_pages_where_glibc_can_not(
+    environment: dict[str, str], settings: str, torch_pages: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", dict(environment))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=lambda *_: 1))
+    monkeypatch.setattr(malloc, "_in_force", "")
+    malloc.configure_malloc()
+    assert malloc.malloc_settings() == settings
+    assert os.environ.get("THP_MEM_ALLOC_ENABLE") == torch_pages
+
+
 def test_nothing_happens_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    monkeypatch.setattr("os.confstr_names", {})
     asked: list[object] = []
     monkeypatch.setattr("ctypes.CDLL", asked.append)
     malloc.configure_malloc()
+    malloc.give_back_memory()
+    environment: dict[str, str] = {}
+    malloc.set_malloc_variables(environment)
     assert not asked
+    assert not environment

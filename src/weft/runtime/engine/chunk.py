@@ -15,7 +15,7 @@ from weft.runtime.device import HostCopy, Uploads
 from weft.runtime.engine.held_bytes import ByteCount, HeldBytes, NoCount
 from weft.runtime.engine.in_flight import InFlight, Shapes
 from weft.runtime.engine.precision import Precision
-from weft.runtime.engine.randomness import Seeds, mix
+from weft.runtime.engine.randomness import Seeds, mix, start_of
 from weft.runtime.engine.recompute import Recompute, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
@@ -127,11 +127,12 @@ class Chunk:
         return self._loss(value, in_flight) if segment.computes_loss else value
 
     def _layers_of(self, in_flight: InFlight, segment: Segment, value: Any) -> Any:
-        compute, place = self.compute, (self.compute.seed, in_flight.minibatch, in_flight.microbatch)
+        compute = self.compute
+        start = start_of(compute.seed, in_flight.minibatch, in_flight.microbatch)
         value = _copy_of(value) if segment.copies_input else value
         with compute.precision.computing(compute.device):
             for number, layer in enumerate(segment.layers, segment.first_layer):
-                compute.seeds.set(mix(*place, number))
+                compute.seeds.set(mix(start, number))
                 try:
                     value = call_layer(layer, layer_input(layer, value, compute.precision.weights))
                 except RuntimeError as problem:
@@ -142,7 +143,8 @@ class Chunk:
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:
         compute = self.compute
         with compute.precision.computing(compute.device):
-            compute.seeds.set(mix(compute.seed, in_flight.minibatch, in_flight.microbatch, compute.layers))
+            start = start_of(compute.seed, in_flight.minibatch, in_flight.microbatch)
+            compute.seeds.set(mix(start, compute.layers))
             loss = compute.loss_fn(value, in_flight.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

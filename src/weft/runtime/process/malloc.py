@@ -5,36 +5,46 @@ returns freed memory to the system, and then every page of it costs a page fault
 keeps all freed memory instead, small blocks settle in the holes of large ones, which then fit no large block again: the
 resident set grew to 1.6 times what was counted. So only small blocks are kept. Large blocks (gradients and versions of
 wide layers, large activations) are mapped when they are allocated and unmapped when they are freed, and their pages are
-huge ones (`THP_MEM_ALLOC_ENABLE` of PyTorch), so that a block costs few page faults.
+huge ones, so that a block costs few page faults.
 
-All of it can be set while a process runs, so it is the same under torchrun.
+The thresholds can be set while a process runs. Huge pages are a tunable of glibc, which a process reads when it starts:
+`launch` sets it for its ranks. Under torchrun it is too late, and PyTorch's own `THP_MEM_ALLOC_ENABLE` has to do. It
+also aligns blocks of 2 MiB and more to pages; then glibc 2.36 does not fit a freed block to the next request of its
+size, and large activations take up to a fifth more memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import sys
+from collections.abc import Mapping, MutableMapping
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGEST_KEPT = 8 << 20  # bytes; larger blocks are mapped
 MOST_KEPT = 128 << 20  # bytes at the end of the heap
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # PyTorch reads it before its first allocation
-USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+TUNABLES, HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"  # since glibc 2.35
+HUGE_PAGES_OF_TORCH = "THP_MEM_ALLOC_ENABLE"  # PyTorch reads it before its first allocation
+USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", TUNABLES, "LD_PRELOAD")
 
 _in_force = "the system's"
+
+
+def set_malloc_variables(environment: MutableMapping[str, str]) -> None:
+    """For a process that is about to start: huge pages, unless the user has settings of their own."""
+    if _glibc() >= (2, 35) and not _user_settings(environment):
+        environment[TUNABLES] = HUGE_PAGES
 
 
 def configure_malloc() -> None:
     """From now on; does nothing without glibc, or if the environment sets thresholds or another allocator."""
     global _in_force
-    if not _has_glibc():
+    if not _glibc():
         return
-    if given := [name for name in USER_SETTINGS if name in os.environ]:
+    if given := _user_settings(os.environ):
         _in_force = f"the user's ({', '.join(given)})"
         return
-    os.environ.setdefault(HUGE_PAGES, "1")
+    if TUNABLES not in os.environ:
+        os.environ.setdefault(HUGE_PAGES_OF_TORCH, "1")
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
     libc.mallopt(M_TRIM_THRESHOLD, MOST_KEPT)
@@ -48,9 +58,16 @@ def malloc_settings() -> str:
 
 def give_back_memory() -> None:
     """Return all freed memory to the system, once: after something large has gone that never comes again."""
-    if _has_glibc():
+    if _glibc():
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _has_glibc() -> bool:
-    return sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+def _user_settings(environment: Mapping[str, str]) -> list[str]:
+    return [name for name in USER_SETTINGS if environment.get(name, HUGE_PAGES) != HUGE_PAGES]
+
+
+def _glibc() -> tuple[int, ...]:
+    """The version of glibc; empty on systems with another C library."""
+    if "CS_GNU_LIBC_VERSION" not in os.confstr_names:
+        return ()
+    return tuple(int(number) for number in (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[1].split(".")[:2])

@@ -35,6 +35,7 @@ from weft.runtime.process import hang_dump
 from weft.runtime.process.child import GO, STOP, Failure, RankSpec
 from weft.runtime.process.device_variables import set_device_variables
 from weft.runtime.process.liveness import PAUSED, Report
+from weft.runtime.process.malloc import set_malloc_variables
 
 CAUSE_WAIT = 0.8  # seconds to wait for the cause of a secondary failure; a rank informs its neighbours, then its parent
 POLL = 0.1  # seconds between checks that ranks are alive, for those whose death does not close their socket
@@ -201,6 +202,7 @@ def _environment(ranks: int, threads: int | None) -> dict[str, str]:
     environment |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback_interface())
     set_device_variables(environment)
+    set_malloc_variables(environment)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)  # OpenMP reads it once, when torch is imported
     return environment
