@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from benchmarks.harness import ResumeCache
+from benchmarks.harness import ResumeCache, schedule_named
 from benchmarks.memory.chunk_costs import chunk_costs
-from benchmarks.memory.models import BASE, METHODS, SMALL, TINY, Size, linear
+from benchmarks.memory.models import BASE, METHODS, SIMULATED, SMALL, TINY, Size, linear
 from benchmarks.memory.pages import label_of
 from benchmarks.memory.ranks import measure_methods, measure_rank
 from benchmarks.memory.search import Known, Search, largest_of
@@ -46,7 +46,21 @@ def _whole(name: str, size: Size, stages: int, cache: ResumeCache) -> dict[str, 
     for method, recompute in product(METHODS, (False, True)):
         cell = cache(f"{name}: {label_of(method, recompute)}", partial(_run, size, method, recompute, stages))
         cells.append(cell | _simulated(size, costs[_chunks(method, stages)], method, recompute, stages))
-    return {"size": asdict(size), "cells": cells}
+    simulated = [
+        {"method": method, "recompute": recompute, "ranks": _peaks(costs, size, method, recompute, stages)}
+        for recompute in (False, True)
+        for method in SIMULATED
+        if not (recompute and method == "paci")  # which can't recompute
+    ]
+    return {"size": asdict(size), "cells": cells, "simulated": simulated}
+
+
+def _peaks(
+    costs: dict[int, list[dict[str, Any]]], size: Size, method: str, recompute: bool, stages: int
+) -> list[dict[str, float]]:
+    """Simulated bytes of each rank with twice as many micro-batches as stages, which weave needs."""
+    schedule = schedule_named(method, stages, 2 * stages)
+    return [rank.apart_from_messages for rank in _memory(costs[schedule.chunks], schedule, recompute, size.batch)]
 
 
 def _quick(stages: int) -> dict[str, Any]:
@@ -96,9 +110,10 @@ def _simulated(size: Size, costs: list[dict[str, Any]], method: str, recompute: 
     def fits(samples: int, *, limit: int) -> bool:
         if samples > LARGEST:
             return False
-        return max(rank.total for rank in _memory(costs, method, recompute, stages, samples)) <= limit
+        return max(rank.total for rank in _memory(costs, schedule, recompute, samples)) <= limit
 
-    memory = _memory(costs, method, recompute, stages, size.batch)
+    schedule = weft.schedule(method, stages=stages, microbatches=stages)
+    memory = _memory(costs, schedule, recompute, size.batch)
     return {
         "simulated": [rank.apart_from_messages for rank in memory],  # as the engine's meters count
         "simulated_largest": [largest_of(partial(fits, limit=limit), step=stages) for limit in size.limits],
@@ -106,9 +121,9 @@ def _simulated(size: Size, costs: list[dict[str, Any]], method: str, recompute: 
 
 
 def _memory(
-    costs: list[dict[str, Any]], method: str, recompute: bool, stages: int, samples: int
+    costs: list[dict[str, Any]], schedule: weft.Schedule, recompute: bool, samples: int
 ) -> tuple[RankMemory, ...]:
-    each = samples / stages
+    each = samples / schedule.microbatches
     chunks = tuple(
         ChunkCost(
             activation_bytes=linear(cost["activations"], each),
@@ -120,4 +135,4 @@ def _memory(
         )
         for cost in costs
     )
-    return simulate(weft.schedule(method, stages=stages, microbatches=stages), Cost(chunks=chunks)).memory
+    return simulate(schedule, Cost(chunks=chunks)).memory

@@ -35,6 +35,7 @@ class Size:
 
 
 METHODS = ("gpipe", "1f1b", "pipedream", "2bw", "wpipe")
+SIMULATED = ("2bw", "paci", "wpipe", "wpipe fresh True", "weave slack 0", "weave")  # with twice the micro-batches
 SMALL = Size(
     layers=8,
     width=256,

@@ -132,8 +132,6 @@ class Case:
             return False
         if self.method in ("zb-h1", "weave") and self.recompute == "layer":
             return False
-        if self.clip_norm is not None and self.method in ("pipedream", "weave", *OTHER_BACKWARD, *(["2bw"] * predicts)):
-            return False  # there is no norm over all chunks
         if predicts:
             return self.method in (*PREDICTING, "2bw", "wpipe", FRESH, "weave")
         if self.treatment == "pipemare":

@@ -65,7 +65,7 @@ def values(case: Case) -> tuple[Hashable, ...]:
     return astuple(case)
 
 
-TABLE = random_cases(7, ROWS)  # which has all pairs
+TABLE = random_cases(10, ROWS)  # which has all pairs
 
 
 def differences(ran: Run, expected: Run) -> list[str]:

@@ -28,14 +28,9 @@ ONE_NORM = ("1f1b", "2bw")  # all chunks read equally late
 
 
 def case_of(schedule: tuple[str, int, int, tuple[tuple[str, Any], ...]], **options: Any) -> Case:
+    given: dict[str, Any] = {"clip_norm": 0.2, "optimizer": "momentum", "model": "transformer"} | options
     method, stages, microbatches, of_schedule = schedule
-    return Case(
-        method=method,
-        stages=stages,
-        microbatches=microbatches,
-        options=of_schedule,
-        **{"clip_norm": 0.2, "optimizer": "momentum", "model": "transformer"} | options,
-    )
+    return Case(method=method, stages=stages, microbatches=microbatches, options=of_schedule, **given)
 
 
 @parametrize_product(schedule=SCHEDULES, norm=["group", "global"], model=["mlp", "transformer"])
