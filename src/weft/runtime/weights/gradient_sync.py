@@ -176,6 +176,20 @@ class GradientSync:
         """End the threads of the sums."""
         self.sums.close()
 
+    def by_urgency(self, members: Sequence[Member]) -> list[Member]:
+        """The order in which members start their sums: first those that are read soonest, then those of most stages.
+
+        The averages of a rank share a communicator and run one after the other. With a norm, a read waits for all
+        members of its group.
+        """
+
+        def urgency(member: Member) -> tuple[int, int]:
+            groups = [stage.groups[member] for stage in self.stages if member in stage.groups]
+            reads = [self.read_after.get(other, 0) for group in groups for other in group.members]
+            return min(reads, default=0), -len(groups)
+
+        return sorted(members, key=urgency)
+
     def needed(self, member: Member) -> bool:
         return any(member in stage.groups for stage in self.stages)
 
