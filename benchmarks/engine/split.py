@@ -109,8 +109,8 @@ def _run_rank(model: str, microbatches: int, rounds: int, steps: int, small: boo
 
 def over(times: dict[str, list[float]], parts: Sequence[str], whole: str) -> float:
     """The sum of parts over the whole: the median over rounds."""
-    sums = [sum(found) for found in zip(*(times[part] for part in parts), strict=True)]
-    return statistics.median(found / of for found, of in zip(sums, times[whole], strict=True))
+    sums: list[float] = [sum(found) for found in zip(*(times[part] for part in parts), strict=True)]
+    return float(statistics.median(found / of for found, of in zip(sums, times[whole], strict=True)))
 
 
 def main(*, quick: bool) -> None:
