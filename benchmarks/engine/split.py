@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.contenders import SMALL_TASKS, TASKS, Task, pipeline
 from benchmarks.contenders.layers import resnext, transformer
 from weft import launch
-from weft.runtime.engine.split_backward import SplitBackward
+from weft.runtime.engine import SplitBackward
 from weft.runtime.process import configure_malloc
 
 SCHEDULES = ("2bw", "zb-h1")
