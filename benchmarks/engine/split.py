@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.contenders import SMALL_TASKS, TASKS, Task, pipeline
 from benchmarks.contenders.layers import resnext, transformer
 from weft import launch
-from weft.runtime.engine.split_backward import SplitBackward
+from weft.runtime.engine import SplitBackward
 from weft.runtime.process import configure_malloc
 
 SCHEDULES = ("2bw", "zb-h1")
@@ -109,8 +109,8 @@ def _run_rank(model: str, microbatches: int, rounds: int, steps: int, small: boo
 
 def over(times: dict[str, list[float]], parts: Sequence[str], whole: str) -> float:
     """The sum of parts over the whole: the median over rounds."""
-    sums = [sum(found) for found in zip(*(times[part] for part in parts), strict=True)]
-    return statistics.median(found / of for found, of in zip(sums, times[whole], strict=True))
+    sums: list[float] = [sum(found) for found in zip(*(times[part] for part in parts), strict=True)]
+    return float(statistics.median(found / of for found, of in zip(sums, times[whole], strict=True)))
 
 
 def main(*, quick: bool) -> None:

@@ -252,6 +252,7 @@ class _Graph:
         joints = self._find_joints()
         while reached := self._reached_in_other_ways(joints):
             users = {user for side in reached for user in self._users[side]}
+            assert not users <= self._at_once, "every turn lets I run more"
             self._at_once |= users
             self._extend_path(users)
             joints = self._find_joints()
@@ -267,11 +268,12 @@ class _Graph:
         found: list[tuple[int, _Joint]] = []
         path = self.path
         for node in path:
-            if len(self._edges[node]) < 2:  # it leads to an input only
+            edges = self._edges[node]
+            if len(edges) == 1 and edges[0][0] in path:  # most nodes
                 continue
             sides = {
                 number: (after, place)
-                for number, (after, place) in enumerate(self._edges[node])
+                for number, (after, place) in enumerate(edges)
                 if after is not None and after not in path
             }
             if sides:
