@@ -120,6 +120,28 @@ def test_sums_that_are_read_first_start_first(name: str, monkeypatch: pytest.Mon
     assert started[1][:2] == ["replicas of chunk 3, set 0", "replicas of chunk 3, set 1"]
 
 
+def test_a_cycle_does_not_end_before_awaited_sums_are_joined() -> None:
+    """Another member reads the update in the next cycle, this one in the cycle after that."""
+    member, other = (0, 0, 0), (0, 1, 0)
+    average, norm = Group(name="average", members=(member,)), Group(name="norm", members=(member, other))
+    stages: list[Stage] = [
+        Average(groups={member: average}, replicas=2),
+        Norm(groups={member: norm, other: norm}, ties={}, limit=1.0),
+    ]
+    sync = GradientSync(sums=GroupSums({member}, {}), stages=stages, read_after={member: 2.0, other: 1.9})
+    update = PendingUpdate(
+        member=member,
+        minibatch=4,
+        parameters=[torch.ones(1)],
+        gradients=[torch.ones(1)],
+        numbers=torch.zeros(2, dtype=torch.float64),
+    )
+    update.stages = list(stages)
+    assert [sync.awaited(update, cycle) for cycle in (4, 5, 6)] == [False, True, True]
+    update.stages = stages[1:]  # the norm is under way
+    assert not sync.awaited(update, 6)
+
+
 def test_ties_and_norms_could_not_share_a_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have the same ranks, but not the same order on both: so the test above can fail."""
     joined = Joined(monkeypatch)
