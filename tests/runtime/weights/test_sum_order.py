@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 import torch
 from tests.helpers.rank_runs import TiedOutput
-from tests.helpers.schedules import NAMES, schedule_for
+from tests.helpers.schedules import FRESH, NAMES, schedule_for
 from torch import nn
 
 import weft
@@ -106,6 +106,18 @@ def test_all_ranks_of_a_communicator_join_its_sums_in_the_same_order(
     assert {name.split()[0] for name, _ in joined.members} == {kind for kind, there in kinds.items() if there}
     assert set(map(tuple, joined.members.values())) == {tuple(range(UPDATES))}
     assert joined.mixed_up() == []
+
+
+@pytest.mark.parametrize("name", ["wpipe", FRESH])
+def test_sums_that_are_read_first_start_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of the last chunk are read before those that it shares with the first one. The first chunk reads both
+    at the same time, and tied gradients pass through more sums."""
+    joined = Joined(monkeypatch)
+    joined.train(name, replicas=2, tied=True, clip="group")
+    averages = [joined.orders[f"replicas of rank {rank}"][rank] for rank in range(2)]
+    started = [[name for name, _ in order if f"chunk {3 * rank}," in name] for rank, order in enumerate(averages)]
+    assert started[0][:2] == ["replicas of chunk 0, set 1", "replicas of chunk 0, set 0"]
+    assert started[1][:2] == ["replicas of chunk 3, set 0", "replicas of chunk 3, set 1"]
 
 
 def test_ties_and_norms_could_not_share_a_communicator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ class SplitBackward:
                 if not joint.private:
                     shared.append(found)
                     continue
-                batch += found
+                batch += [(edge, gradient) for edge, gradient in found if not _add(edge.node, gradient)]
                 if sum(gradient.nbytes for _, gradient in batch) >= BATCH:
                     _backward(batch)
             _backward(batch)
@@ -192,6 +192,15 @@ def _is_weight(node: Node) -> bool:
     return hasattr(node, "variable")
 
 
+def _add(node: Any, gradient: Tensor) -> bool:
+    """Add to the gradient of a weight, if that is all that is left to do; saves a call of autograd."""
+    weight = getattr(node, "variable", None)
+    if weight is None or weight._backward_hooks or gradient.dtype != weight.grad_dtype:
+        return False
+    node(gradient)
+    return True
+
+
 def _backward(roots: list[tuple[GradientEdge, Tensor]]) -> None:
     """Run the backward of a graph, and forget its roots."""
     if roots:
@@ -258,6 +267,8 @@ class _Graph:
         found: list[tuple[int, _Joint]] = []
         path = self.path
         for node in path:
+            if len(self._edges[node]) < 2:  # it leads to an input only
+                continue
             sides = {
                 number: (after, place)
                 for number, (after, place) in enumerate(self._edges[node])

@@ -46,10 +46,11 @@ def _delays(program: Program, chunk: int) -> list[int]:
     return delays
 
 
-def _read_after(program: Program, chunks: Sequence[int]) -> int:
-    """How many cycles after a mini-batch's own the first of these chunks reads its update."""
+def _read_after(program: Program, chunks: Sequence[int]) -> float:
+    """How many cycles after the start of a mini-batch's own the first of these chunks reads its update."""
     reads = (program.op != NONE) & (program.op != Op.U) & np.isin(program.chunk, chunks)
-    return int((program.delay - program.batch)[reads].min()) + 1
+    height = program.op.shape[1]
+    return float((program.delay - program.batch + 1 + np.arange(height) / height)[reads].min())
 
 
 def gradient_sync_for(
