@@ -195,7 +195,8 @@ class SendLink:
         if self._fault is not None:
             self._fault()
         works.append(self._put(flat, timeout=self._timeout) if fits else self._isend(flat, LARGE_TAG))
-        self._capacities.append(self._capacity)
+        if self._pipe is None:
+            self._capacities.append(self._capacity)
 
     def _put(self, flat: Tensor, *, timeout: timedelta) -> Work:
         """Send what the next receive has room for."""

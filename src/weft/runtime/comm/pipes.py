@@ -18,6 +18,7 @@ import weakref
 from datetime import timedelta
 
 CAPACITY = select.PIPE_BUF  # bytes of the largest message
+LONGEST_WAIT = (1 << 31) - 1  # milliseconds that poll takes: 24 days
 
 
 class PipeWriter:
@@ -70,5 +71,5 @@ def _poll(descriptor: int, event: int) -> select.poll:
 
 
 def _wait(poll: select.poll, timeout: timedelta) -> None:
-    if not poll.poll(timeout.total_seconds() * 1000):
+    if not poll.poll(min(timeout.total_seconds() * 1000, LONGEST_WAIT)):
         raise TimeoutError(f"timed out after {timeout.total_seconds():g} s at a pipe")
