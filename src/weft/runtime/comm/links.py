@@ -151,11 +151,11 @@ class SendLink:
     def _piece(self, size: int) -> Piece | None:
         return None if self._shared_sender is None else self._shared_sender.acquire(size)
 
-    def abort(self, reason: str) -> Work:
-        """Inform the other end that this rank failed."""
+    def abort(self, reason: str, timeout: timedelta) -> Work:
+        """Inform the other end that this rank failed; waits only if a pipe is full."""
         text = reason.encode()[: FIRST_CAPACITY - 2 * ALIGNMENT]
         head = HEADER.pack(ABORT, 0, 0, 0.0, 0, len(text), FIRST_CAPACITY, NO_PIECE, 0) + text
-        return self._put(self._flat(head, FIRST_CAPACITY), timeout=timedelta())
+        return self._put(self._flat(head, FIRST_CAPACITY), timeout=timeout)
 
     def linger(self, end: float, is_there: Callable[[], bool]) -> None:
         """Wait until all that was sent is taken, or the other end is gone, but not beyond a moment."""

@@ -108,7 +108,7 @@ def can_wait(node: Any, inputs: Collection[int]) -> bool:
     if name == "AddmmBackward0" and (node._saved_alpha != 1 or node._saved_beta != 1):
         return False
     unpack = getattr(node, rule.saved).unpack_hook
-    return unpack is None or (unpack.__module__ or "").startswith("weft.")  # hooks of others may unpack only once
+    return unpack is None or (unpack.__module__ or "").startswith("weft")  # hooks of others may unpack only once
 
 
 def product_for(node: Any, inputs: Collection[int]) -> Product:
