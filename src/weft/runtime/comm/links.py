@@ -13,9 +13,8 @@ Between ranks of one host that can share memory, tensors that are not small are 
 and the header names the piece: threads of gloo would copy them twice more, on cores that compute. What is left, the
 header mostly, goes through a pipe (`pipes.py`), and over gloo only if it is large.
 
-Tensors on a device go over the link's own communicator (`device_links.py`); the header still goes over gloo, since the
-host reads it, and so do tensors on the CPU. Where a device has no such communicator, its tensors are copied to the host
-and back.
+Tensors on a device go over the link's own communicator (`device_links.py`); the header and tensors on the CPU go as
+above. Where a device has no such communicator, its tensors are copied to the host and back.
 """
 
 from __future__ import annotations
