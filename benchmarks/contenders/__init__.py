@@ -12,7 +12,16 @@ from benchmarks.contenders.contender import (
     pipeline,
     shuffled,
 )
-from benchmarks.contenders.layers import SMALL_TASKS, TASKS, PacedLayer, SteadyLayer, Task, make_optimizer, transformer
+from benchmarks.contenders.layers import (
+    SMALL_TASKS,
+    TASKS,
+    PacedLayer,
+    SteadyLayer,
+    Task,
+    make_optimizer,
+    resnext,
+    transformer,
+)
 from benchmarks.contenders.paced_links import paced_links
 
 __all__ = [
@@ -32,6 +41,7 @@ __all__ = [
     "make_optimizer",
     "paced_links",
     "pipeline",
+    "resnext",
     "shuffled",
     "torch_pipeline",
     "transformer",

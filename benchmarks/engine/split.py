@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.contenders import SMALL_TASKS, TASKS, Task, pipeline
-from benchmarks.contenders.layers import resnext, transformer
+from benchmarks.contenders import SMALL_TASKS, TASKS, Task, pipeline, resnext, transformer
 from weft import launch
 from weft.runtime.engine import SplitBackward
 from weft.runtime.process import configure_malloc

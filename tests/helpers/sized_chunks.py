@@ -49,7 +49,7 @@ def pipeline(
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = momentum,
     **options: Any,
 ) -> weft.Pipeline:
-    chunks = stages * (2 if schedule in ("interleaved", "wpipe") else 1)
+    chunks = stages * (2 if schedule in ("interleaved", "wpipe", "weave") else 1)
     kind = {key: options.pop(key) for key in ("vertical_sync", "warmup", "fresh") if key in options}
     return weft.Pipeline(
         model_of(chunks),

@@ -32,7 +32,7 @@ def pipeline(model: Any, *, schedule: str = "1f1b", stages: int | None = 2, **op
 
 def trained(name: str, schedule: str, *, stages: int = 2, steps: int = 5, **options: Any) -> weft.Pipeline:
     """A pipeline after some steps, without a flush."""
-    chunks = stages * (2 if schedule in ("interleaved", "wpipe") else 1)
+    chunks = stages * (2 if schedule in ("interleaved", "wpipe", "weave") else 1)
     pipe = pipeline(build(name), schedule=schedule, stages=stages, balance=BALANCE[chunks], **options)
     for batch in batches(name, steps):
         pipe.step(*batch)

@@ -226,9 +226,10 @@ def check_report(report: Report) -> None:
     title, head, *lines = str(report).splitlines()
     assert report.schedule.title in title
     count = len(data["ranks"])
-    rows, (*resident, malloc) = lines[:count], lines[count:]
+    rows, (*resident, malloc, delay) = lines[:count], lines[count:]
     check_resident(data["ranks"], *resident)
     assert malloc == f"malloc settings: {', '.join(sorted({rank['malloc'] for rank in data['ranks']}))}"
+    assert re.fullmatch(r"delay in updates: mean [\d.]+, largest \d+.*", delay)
     assert len({len(line) for line in (head, *rows)}) == 1  # columns are aligned
     for name in ("busy", "waiting", "update", "bubble", "messages", "extra versions", "peak total"):
         assert name in head

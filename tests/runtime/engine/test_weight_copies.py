@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.helpers.models import ASYNCHRONOUS, SYNCHRONOUS
+from tests.helpers.oracle import delays
 from tests.helpers.sized_chunks import STEPS, WIDTHS, batch, mark, nbytes, pipeline, total
 from torch import Tensor, nn
 
@@ -109,6 +110,8 @@ def law(name: str, stages: int, microbatches: int, chunk: int, *, vertical_sync:
     """Extra copies of a chunk's weights, by formula; for pipedream, the versions of its delays."""
     if name == "pipedream":
         return stages - 1 if vertical_sync else math.ceil((stages - 1 - chunk) / microbatches)
+    if name == "weave":
+        return int(delays("weave", stages, microbatches)(chunk, 0))
     return {"2bw": 1, "wpipe": int(chunk < stages)}.get(name, 0)
 
 
@@ -144,7 +147,14 @@ def test_extra_versions_are_those_of_the_law(
     by_rank = [
         sum(expected[chunk] * nbytes(chunk) for chunk in pipe.schedule.chunks_of(rank)) for rank in range(stages)
     ]
-    assert total(pipe.report(), "extra_versions", peak=True) == by_rank
+    if name == "weave":  # the chunks of a rank need not keep them at the same time
+        largest = [
+            max(expected[chunk] * nbytes(chunk) for chunk in pipe.schedule.chunks_of(rank)) for rank in range(stages)
+        ]
+        held = total(pipe.report(), "extra_versions", peak=True)
+        assert all(low <= found <= high for low, found, high in zip(largest, held, by_rank, strict=True))
+    else:
+        assert total(pipe.report(), "extra_versions", peak=True) == by_rank
     pipe.flush()
     copies = alive()[0]
     assert {chunk: copies[chunk][-1] for chunk in range(chunks)} == dict.fromkeys(range(chunks), STEPS)
