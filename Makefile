@@ -33,8 +33,11 @@ format: .venv/ready ## fix lint and format
 golden: .venv/ready ## regenerate the golden schedules; read the diff before you commit it
 	$(BIN)/pytest tests/schedule/test_golden.py --write-golden
 
-pictures: .venv/ready ## redraw the picture of the README
+pictures: .venv/ready ## redraw the pictures of the README and of docs/weave.md
 	$(BIN)/weft draw wpipe --stages 4 --microbatches 4 --until 18.5 -o docs/wpipe.svg
+	$(BIN)/weft draw weave --stages 4 --microbatches 4 --slack 0 --until 18 -o docs/weave.svg
+	$(BIN)/weft draw weave --stages 4 --microbatches 4 --latency 0.5 --until 18.5 -o docs/weave-hops.svg
+	$(BIN)/weft draw weave --stages 4 --microbatches 6 --slack 0 --no-split --until 18 -o docs/weave-whole.svg
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

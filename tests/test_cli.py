@@ -34,8 +34,34 @@ def data(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def test_schedules_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     names = [method["name"] for method in data(capsys, "schedules")]
     text = out(capsys, "schedules")
-    assert len(names) == 10
+    assert len(names) == 12
     assert all(name in text for name in names)
+
+
+def test_schedules_show_figures_at_a_size(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("schedules", "--stages", "8", "--microbatches", "16")
+    shown = {
+        (method["name"], tuple(variant["options"])): (variant["mean_delay"], variant["slack"]["messages"])
+        for method in data(capsys, *sizes)
+        for variant in method["figures"]["variants"]
+    }
+    assert shown["1f1b", ()] == (0, 0)
+    assert shown["pipedream", ()] == (3.5 / 16, 0)  # 2bw with fresh reads: 7, 6, … 0 of 16 micro-batches are late
+    assert shown["2bw", ("warmup",)] == (1, pytest.approx(1.5))
+    assert shown["wpipe", ("fresh",)] == (4 / 16, 0)
+    assert shown["wpipe", ("warmup", "fresh")] == (8 / 16, pytest.approx(0.75))
+    assert re.search(r"^wpipe --warmup 2 --fresh +0.0% +15.5 +0.5 +0.75$", out(capsys, *sizes), re.MULTILINE)
+    few = ("schedules", "--stages", "8", "--microbatches", "3")
+    assert re.search(r"^wpipe +– +– +– +–$", out(capsys, *few), re.MULTILINE)
+    problems = [method["figures"]["variants"][0].get("problem", "") for method in data(capsys, *few)]
+    assert any("wpipe needs microbatches to be a multiple of stages" in problem for problem in problems)
+
+
+def test_the_figures_of_the_docs_are_those_of_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "choosing-a-schedule.md").read_text()
+    shown = text.partition("the first command ends with")[2].partition("```text\n")[2].partition("```")[0]
+    assert shown.startswith("8 stages, 16 micro-batches")
+    assert out(capsys, "schedules", "--stages", "8", "--microbatches", "16").endswith(shown)
 
 
 def test_simulate_prints_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,11 +70,35 @@ def test_simulate_prints_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["throughput"] == pytest.approx(1 / 3)
     assert figures["versions"] == [2] * 8 + [1] * 8
     assert figures["delay"] == [1] * 8 + [0] * 8
+    assert (figures["mean_delays"], figures["mean_delay"]) == (figures["delay"], 0.5)
+    assert figures["slack"] == {"messages": 0, "ranks": [0] * 8}
     assert figures["in_flight"] == [(16 - rank) / 2 for rank in range(8)]
     assert figures["messages_per_microbatch"] == 30
     assert [memory["extra_versions"] for memory in figures["memory"]] == [0.5] * 8
     text = out(capsys, "simulate", "wpipe", "--stages", "8", "--microbatches", "8")
     assert re.search(r"^idle time of fill and drain +10.5$", text, re.MULTILINE)
+    assert re.search(r"^delay in updates +mean 0.5, largest 1$", text, re.MULTILINE)
+    assert re.search(r"^slack, time of a hop that is hidden +0$", text, re.MULTILINE)
+    ahead = ("simulate", "wpipe", "--stages", "2", "--microbatches", "4", "--warmup", "2")
+    assert re.search(r"^slack, time of a hop that is hidden +0.75$", out(capsys, *ahead), re.MULTILINE)
+    single = ("simulate", "2bw", "--stages", "1", "--microbatches", "2")
+    assert data(capsys, *single)["slack"] == {"messages": None, "ranks": [None]}
+    assert re.search(r"^slack, time of a hop that is hidden +no messages$", out(capsys, *single), re.MULTILINE)
+
+
+def test_fresh_reads_change_versions_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = ("wpipe", "--stages", "2", "--microbatches", "4")
+    plain, fresh = data(capsys, "simulate", *given), data(capsys, "simulate", *given, "--fresh")
+    assert fresh["options"] == {"fresh": True}
+    assert [plain[key] for key in ("period", "in_flight", "versions", "memory", "messages_per_microbatch")] == [
+        fresh[key] for key in ("period", "in_flight", "versions", "memory", "messages_per_microbatch")
+    ]
+    drawn = data(capsys, "draw", *given, "--fresh", "--minibatches", "2")["blocks"]
+    read = {block["action"]: block["version"] for block in drawn}
+    assert [read[f"0F{index}"] for index in range(4, 8)] == [0, 0, 1, 1]
+    file = str(tmp_path / "fresh.csv")
+    assert "law" in data(capsys, "check", *given, "--fresh", "-o", file)["rules"]
+    assert "law" in data(capsys, "check", file)["rules"]
 
 
 def test_costs_come_from_options_or_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -112,6 +162,9 @@ def test_check_lists_the_rules_and_writes_csv(capsys: pytest.CaptureFixture[str]
     verdict = data(capsys, "check", "wpipe", *SIZES, "-o", str(path))
     assert verdict["slots"] == 2
     assert "law" in verdict["rules"]
+    assert verdict["delay"] == verdict["mean_delays"] == [1] * 4 + [0] * 4
+    assert verdict["mean_delay"] == 0.5
+    assert "delay in updates: mean 0.5, largest 1" in out(capsys, "check", "wpipe", *SIZES)
     assert data(capsys, "check", str(path))["in_flight"] == verdict["in_flight"]
     assert data(capsys, "simulate", str(path))["versions"] == [2] * 4 + [1] * 4
     assert "a link needs room for 2 unread messages" in out(capsys, "check", str(path))
@@ -276,9 +329,15 @@ def test_colour_follows_the_terminal_and_no_color(monkeypatch: pytest.MonkeyPatc
     assert "\x1b[" not in out(capsys, "draw", "1f1b", *SIZES)
 
 
-def test_the_picture_of_the_readme_is_what_its_command_draws(tmp_path: Path) -> None:
-    assert main(["draw", "wpipe", *SIZES, "--until", "18.5", "-o", str(tmp_path / "x.svg")]) == 0
-    assert (tmp_path / "x.svg").read_text() == (ROOT / "docs" / "wpipe.svg").read_text()
+@pytest.mark.parametrize("page", ["README.md", "docs/weave.md"])
+def test_pictures_are_what_their_commands_draw(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"`weft (draw [^`]*-o (\S+\.svg))`", (ROOT / page).read_text())
+    assert len(commands) == (1 if page == "README.md" else 3)
+    for command, file in commands:
+        assert main(command.split()) == 0
+        assert (tmp_path / file).read_text() == (ROOT / "docs" / file).read_text()
+        assert f"weft {command.replace(file, f'docs/{file}')}" in (ROOT / "Makefile").read_text()
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -12,7 +12,8 @@ from benchmarks.contenders.contender import (
     pipeline,
     shuffled,
 )
-from benchmarks.contenders.layers import SMALL_TASKS, TASKS, PacedLayer, SteadyLayer, Task, make_optimizer
+from benchmarks.contenders.layers import SMALL_TASKS, TASKS, PacedLayer, SteadyLayer, Task, make_optimizer, transformer
+from benchmarks.contenders.paced_links import paced_links
 
 __all__ = [
     "SMALL_TASKS",
@@ -29,7 +30,9 @@ __all__ = [
     "first_update",
     "fsdp2",
     "make_optimizer",
+    "paced_links",
     "pipeline",
     "shuffled",
     "torch_pipeline",
+    "transformer",
 ]

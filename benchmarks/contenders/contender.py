@@ -14,6 +14,7 @@ from benchmarks.contenders.layers import Task, make_optimizer
 from benchmarks.harness import schedule_named
 from weft import Pipeline
 from weft.errors import RunError
+from weft.schedule import Schedule
 
 TOLERANCE = 1e-3  # of the norm of an update: gradients are summed in another order
 ROUNDING = 0.25 * torch.finfo(torch.float32).eps  # of the norm of the weights, which round the sum again
@@ -41,9 +42,9 @@ def shuffled(names: Iterable[str], round_number: int) -> list[str]:
     return order
 
 
-def pipeline(name: str, task: Task, microbatches: int, *, stages: int) -> Contender:
-    """The task under a schedule of weft, by its name with options."""
-    schedule = schedule_named(name, stages, microbatches)
+def pipeline(name: str | Schedule, task: Task, microbatches: int, *, stages: int) -> Contender:
+    """The task under a schedule of weft, by its name with options, or under one that is given."""
+    schedule = name if isinstance(name, Schedule) else schedule_named(name, stages, microbatches)
     model = task.model()
     size = len(model) // schedule.chunks
     pipe = Pipeline(

@@ -88,6 +88,11 @@ BENCHMARKS = {
             takes="8 minutes",
         ),
         Benchmark(
+            name="weave",
+            about="weave on 2, 4 and 8 real ranks: layers that sleep, slow links, models, bytes of activations",
+            takes="15 minutes",
+        ),
+        Benchmark(
             name="memory",
             about="bytes a rank holds, counted, resident and simulated; largest batch",
             takes="20 minutes",
@@ -103,6 +108,9 @@ BENCHMARKS = {
         ),
         Benchmark(
             name="prediction", about="what weight prediction does to learning, and what it costs", takes="30 minutes"
+        ),
+        Benchmark(
+            name="engine", about="what an action costs beyond its kernels, by part, now and before", takes="10 minutes"
         ),
         Benchmark(name="simulator", about="seconds and memory of the simulator at 1,024 stages", takes="5 minutes"),
         Benchmark(name="startup", about="seconds of import weft and weft draw", takes="20 seconds"),

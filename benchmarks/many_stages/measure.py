@@ -11,7 +11,7 @@ from benchmarks.many_stages.pages import WARM
 from benchmarks.many_stages.ranks import Race, run_races
 from weft import launch
 from weft.schedule import Schedule, read_csv
-from weft.simulate import ChunkCost, Cost, simulate
+from weft.simulate import ChunkCost, Cost, Link, simulate
 
 FORWARD, BACKWARD = 0.020, 0.040  # seconds, of a layer
 SLOW = 1.5
@@ -51,7 +51,7 @@ def _measure(stages: int, *, quick: bool) -> dict[str, Any]:
     ]
     ranks = launch(run_races, races, ranks=stages, threads=1, timeout=START_TIMEOUT)
     return {
-        kind: {"simulated": simulated(pace, stages, by_rank[0]["orders"]), "seconds": _slowest(by_rank)}
+        kind: {"simulated": simulated(pace, stages, by_rank[0]["orders"]), "seconds": slowest(by_rank)}
         for (kind, pace), by_rank in zip(paces.items(), zip(*ranks, strict=True), strict=True)
     }
 
@@ -67,7 +67,7 @@ def weft_schedules(stages: int) -> dict[str, int]:
     return dict.fromkeys(WEFT, stages) | dict.fromkeys(WARM, 2 * stages)
 
 
-def _slowest(ranks: Sequence[Results]) -> dict[str, list[float]]:
+def slowest(ranks: Sequence[Results]) -> dict[str, list[float]]:
     seconds = [rank["seconds"] for rank in ranks]
     return {name: [max(times) for times in zip(*(rank[name] for rank in seconds), strict=True)] for name in seconds[0]}
 
@@ -78,10 +78,11 @@ def simulated(paces: Paces, stages: int, orders: Mapping[str, str]) -> dict[str,
     for name, order in TORCH.items():
         key = f"torch {name}"
         schedules[key] = schedule_named(order, stages, stages) if order else read_csv(orders[key], name=key)
-    return {contender: _period(schedule, paces) for contender, schedule in schedules.items()}
+    return {contender: period(schedule, paces) for contender, schedule in schedules.items()}
 
 
-def _period(schedule: Schedule, paces: Paces) -> float:
+def period(schedule: Schedule, paces: Paces, hop: float = 0.0) -> float:
+    """Simulated seconds of a mini-batch."""
     size = len(paces) // schedule.chunks
     costs = []
     for first in range(0, len(paces), size):
@@ -92,4 +93,4 @@ def _period(schedule: Schedule, paces: Paces) -> float:
         backward = sum(backward for _, backward in chunk)
         forward = sum(forward for forward, _ in chunk)
         costs.append(ChunkCost(forward=forward, backward_input=of_input, backward_weight=backward - of_input))
-    return simulate(schedule, Cost(chunks=tuple(costs))).period
+    return simulate(schedule, Cost(chunks=tuple(costs), link=Link(latency=hop))).period

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ from benchmarks.contenders import (
     Task,
     check_first_update,
     first_update,
+    paced_links,
     pipeline,
     shuffled,
     torch_pipeline,
 )
 from benchmarks.harness import BUILD_TIMEOUT, exit_after
-from weft.schedule import METHODS
+from weft.schedule import METHODS, read_csv
 
 FILL = 3  # mini-batches of an asynchronous pipeline before the first window
 STEPS = 2  # mini-batches of a window of an asynchronous pipeline
@@ -41,22 +43,24 @@ class Race:
     rounds: int
     weft: dict[str, int]  # micro-batches by schedule
     torch: dict[str, int]
+    orders: dict[str, str] = field(default_factory=dict)  # torch's, as CSV, which weft runs
+    hop: float = 0.0  # seconds of a message, for contenders that weft runs
 
     @property
     def deadline(self) -> float:
         """Seconds that it takes only if a rank hangs: four times those of one mini-batch after another."""
         stages = len(self.forwards) // 2
         stage = 2 * (max(self.forwards) + max(self.backwards))
-        minibatches = (len(self.weft) + len(self.torch)) * (1 + FILL + (1 + STEPS) * self.rounds)
+        minibatches = (len(self.weft) + len(self.torch) + len(self.orders)) * (1 + FILL + (1 + STEPS) * self.rounds)
         microbatches = max((*self.weft.values(), *self.torch.values()))
-        return BUILD_TIMEOUT + 4 * minibatches * (microbatches + stages) * stage
+        return BUILD_TIMEOUT + 4 * minibatches * (microbatches + stages) * (stage + 4 * self.hop)
 
 
 def run_races(races: Sequence[Race]) -> list[dict[str, Any]]:
     """For each race: the seconds of a mini-batch of each contender in each round on this rank, and torch's orders."""
     found = []
     for race in races:
-        with exit_after(race.deadline):
+        with exit_after(race.deadline), paced_links(race.hop) if race.hop else nullcontext():
             found.append(_run(race))
     return found
 
@@ -66,8 +70,11 @@ def _run(race: Race) -> dict[str, Any]:
     without_sleep = _task([0.0] * len(race.forwards), [0.0] * len(race.forwards))
     contenders = {f"weft {name}": pipeline(name, task, m, stages=ranks) for name, m in race.weft.items()}
     contenders |= {f"torch {name}": torch_pipeline(name, task, m) for name, m in race.torch.items()}
+    ordered = {name: read_csv(order, name=name) for name, order in race.orders.items()}
+    contenders |= {name: pipeline(order, task, order.microbatches, stages=ranks) for name, order in ordered.items()}
     asynchronous = [f"weft {name}" for name in race.weft if METHODS[name.split()[0]].asynchronous]
-    for (name, contender), m in zip(contenders.items(), (*race.weft.values(), *race.torch.values()), strict=True):
+    sizes = (*race.weft.values(), *race.torch.values(), *(order.microbatches for order in ordered.values()))
+    for (name, contender), m in zip(contenders.items(), sizes, strict=True):
         check_first_update(name, contender, first_update(without_sleep, m))
     orders = {name: contender.order for name, contender in contenders.items() if contender.order}
     return {"seconds": measure_windows(contenders, asynchronous, race.rounds), "orders": orders}

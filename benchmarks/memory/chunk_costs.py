@@ -30,7 +30,7 @@ def chunk_costs(size: Size, chunks: int, precision: str = "fp32") -> list[dict[s
             target = make_batch(size, samples)[1] if last else None
             loss_fn = net.loss_fn if last else None
             kept, rebuilt = _by_layer(part, values[place], loss_fn, target)
-            activations, given, values[place] = _run(part, values[place], loss_fn, target)
+            activations, given, values[place] = run_chunk(part, values[place], loss_fn, target)
             measured = {"activations": activations, "input": given, "kept": kept, "rebuilt": rebuilt}
             for name, nbytes in measured.items():
                 cost[name].append(nbytes)
@@ -49,12 +49,12 @@ def _by_layer(part: nn.Sequential, given: Any, loss_fn: Any, target: Tensor | No
         for tensor in inputs:
             _add(kept, tensor)
         held.append(given)
-        activations, nbytes, given = _run(layer, given, loss_fn if last else None, target if last else None)
+        activations, nbytes, given = run_chunk(layer, given, loss_fn if last else None, target if last else None)
         rebuilt.append(activations - nbytes)
     return sum(kept.values()), max(rebuilt)
 
 
-def _run(part: nn.Module, given: Any, loss_fn: Any, target: Tensor | None) -> tuple[int, int, Any]:
+def run_chunk(part: nn.Module, given: Any, loss_fn: Any, target: Tensor | None) -> tuple[int, int, Any]:
     """Forward and backward of a micro-batch: bytes kept for the backward, bytes of the input, and the output."""
     inputs = [*flatten(given)[0], *([] if target is None else [target])]
     saved: Storages = {}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from benchmarks.harness import ResumeCache
+from benchmarks.harness import ResumeCache, schedule_named
 from benchmarks.memory.chunk_costs import chunk_costs
-from benchmarks.memory.models import BASE, FORMS, METHODS, SMALL, TINY, Size, linear
+from benchmarks.memory.models import BASE, FORMS, METHODS, SIMULATED, SMALL, TINY, Size, linear
 from benchmarks.memory.pages import label_of
 from benchmarks.memory.ranks import measure_methods, measure_rank
 from benchmarks.memory.search import Known, Search, largest_of
@@ -48,7 +48,22 @@ def _whole(name: str, size: Size, stages: int, cache: ResumeCache) -> dict[str, 
         cell = cache(f"{name}: {label_of(method, form)}", partial(_run, size, method, form, stages))
         alone = costs[_chunks(method, stages), FORMS[form].get("precision", "fp32")]
         cells.append(cell | _simulated(size, alone, method, form, stages))
-    return {"size": asdict(size), "cells": cells}
+    simulated = [
+        {"method": method, "form": form, "ranks": _peaks(costs, size, method, form, stages)}
+        for form in ("", "recompute")
+        for method in SIMULATED
+        if not (form and method == "paci")  # which can't recompute
+    ]
+    return {"size": asdict(size), "cells": cells, "simulated": simulated}
+
+
+def _peaks(
+    costs: dict[tuple[int, str], list[dict[str, Any]]], size: Size, method: str, form: str, stages: int
+) -> list[dict[str, float]]:
+    """Simulated bytes of each rank with twice as many micro-batches as stages, which weave needs."""
+    schedule = schedule_named(method, stages, 2 * stages)
+    memory = _memory(costs[schedule.chunks, "fp32"], schedule, form, size.batch)
+    return [rank.apart_from_messages for rank in memory]
 
 
 def _quick(stages: int) -> dict[str, Any]:
@@ -98,17 +113,18 @@ def _simulated(size: Size, costs: list[dict[str, Any]], method: str, form: str, 
     def fits(samples: int, *, limit: int) -> bool:
         if samples > LARGEST:
             return False
-        return max(rank.total for rank in _memory(costs, method, form, stages, samples)) <= limit
+        return max(rank.total for rank in _memory(costs, schedule, form, samples)) <= limit
 
-    memory = _memory(costs, method, form, stages, size.batch)
+    schedule = weft.schedule(method, stages=stages, microbatches=stages)
+    memory = _memory(costs, schedule, form, size.batch)
     return {
         "simulated": [rank.apart_from_messages for rank in memory],  # as the engine's meters count
         "simulated_largest": [largest_of(partial(fits, limit=limit), step=stages) for limit in size.limits],
     }
 
 
-def _memory(costs: list[dict[str, Any]], method: str, form: str, stages: int, samples: int) -> tuple[RankMemory, ...]:
-    each = samples / stages
+def _memory(costs: list[dict[str, Any]], schedule: weft.Schedule, form: str, samples: int) -> tuple[RankMemory, ...]:
+    each = samples / schedule.microbatches
     recompute = FORMS[form].get("recompute", False)
     by_layer = recompute == "layer"
     chunks = tuple(
@@ -125,4 +141,4 @@ def _memory(costs: list[dict[str, Any]], method: str, form: str, stages: int, sa
         )
         for cost in costs
     )
-    return simulate(weft.schedule(method, stages=stages, microbatches=stages), Cost(chunks=chunks)).memory
+    return simulate(schedule, Cost(chunks=chunks)).memory

@@ -34,6 +34,7 @@ class Size:
 
 
 METHODS = ("1f1b", "2bw", "wpipe")
+SIMULATED = ("2bw", "paci", "wpipe", "wpipe fresh True", "weave slack 0", "weave")  # with twice the micro-batches
 FORMS: dict[str, dict[str, Any]] = {  # arguments of the pipeline
     "": {},
     "recompute": {"recompute": True},

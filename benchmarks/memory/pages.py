@@ -18,7 +18,23 @@ def tables(results: Results) -> dict[str, str]:
     found = {name: _bytes_table(model) for name, model in results["models"].items()}
     if any(cell["tried"] for model in results["models"].values() for cell in model["cells"]):
         found["batch"] = _batch_table(results)
+    for name, model in results["models"].items():
+        if "simulated" in model:
+            found[f"{name}-simulated"] = _simulated_table(model, 2 * results["microbatches"])
     return found
+
+
+def _simulated_table(model: Mapping[str, Any], microbatches: int) -> str:
+    head = ["method", "weights", "of them extra", "masters", "gradients", "optimizer", "activations", "sum"]
+    head += ["least full rank"]
+    rows = []
+    for cell in model["simulated"]:
+        sums = [_sum(rank) for rank in cell["ranks"]]
+        fullest = cell["ranks"][sums.index(max(sums))]
+        columns = [fullest["weights"] + fullest["extra_versions"], *(fullest[name] for name in COUNTED[1:])]
+        name = cell["method"].removesuffix(" True").replace(" ", ", ", 1)
+        rows.append([label_of(name, cell["form"]), *map(_mib, [*columns, max(sums), min(sums)])])
+    return f"{table(head, rows)}\n\nMiB of the fullest rank, m = {microbatches}, batch {model['size']['batch']}."
 
 
 def _bytes_table(model: Mapping[str, Any]) -> str:

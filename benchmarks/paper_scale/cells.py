@@ -2,7 +2,8 @@
 
 A grid is depth x width: pipelines of `depth` ranks, `width` replicas of them. The batch is what one update is computed
 from, over the whole grid; a replica has its share, in `m = depth` micro-batches unless assumed otherwise. A batch of
-fewer samples is cut into fewer micro-batches if the method allows it; else there is no such cell.
+fewer samples is cut into fewer micro-batches if the method allows it; else there is no such cell. `weave` with slack
+needs more micro-batches, so it has `m = 2 depth`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
-import weft
-from benchmarks.harness import fits
+from benchmarks.harness import fits, schedule_named
 from benchmarks.paper_scale.devices import GB, Device, ring_seconds, step_seconds
 from benchmarks.paper_scale.shapes import DEVICES, Chunks, Layer, cut, layers_of
 from weft.schedule import Schedule
 from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, simulate
 
 METHODS = {  # by the number of devices
-    8: ("gpipe", "1f1b", "pipedream", "2bw", "wpipe", "xpipe"),
-    64: ("gpipe", "2bw", "wpipe", "xpipe"),
+    8: ("gpipe", "1f1b", "pipedream", "2bw", "wpipe", "weave", "weave slack 0", "xpipe"),
+    64: ("gpipe", "2bw", "wpipe", "weave", "weave slack 0", "xpipe"),
 }
 GRIDS = {8: ((8, 1), (4, 2), (2, 4)), 64: ((64, 1), (32, 2), (16, 4), (8, 8))}
 BATCHES = tuple(2**power for power in range(10))
@@ -72,10 +72,16 @@ def cells_of(model: str, assumptions: Assumptions, methods: tuple[str, ...]) -> 
 
 def microbatches_of(cell: Cell, assumptions: Assumptions) -> int:
     """Number of micro-batches of a replica's share; 0: there is no such cell."""
-    share, wanted = cell.batch // cell.width, assumptions.rounds * cell.depth
+    share, wanted = cell.batch // cell.width, _most(cell.method, cell.depth, assumptions.rounds)
     if share >= wanted:
         return wanted
     return share if _supports_fewer(cell.method, cell.depth) else 0
+
+
+@cache
+def _most(method: str, depth: int, rounds: int) -> int:
+    """Number of micro-batches where there are samples enough."""
+    return rounds * depth if fits(method, depth, rounds * depth) else 2 * rounds * depth
 
 
 @cache
@@ -117,8 +123,7 @@ def simulate_cell(cell: Cell, assumptions: Assumptions) -> dict[str, Any]:
 
 @cache
 def _schedule(method: str, depth: int, microbatches: int, warmup: int) -> Schedule:
-    options = {"warmup": warmup} if warmup != 1 else {}
-    return weft.schedule(method, stages=depth, microbatches=microbatches, **options)
+    return schedule_named(f"{method} warmup {warmup}" if warmup != 1 else method, depth, microbatches)
 
 
 @cache

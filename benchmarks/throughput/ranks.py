@@ -64,6 +64,7 @@ class Race:
     rounds: int = field(kw_only=True)
     window: float = field(kw_only=True)  # seconds of a contender that is as fast as the limit
     small: bool = field(kw_only=True, default=False)
+    names: tuple[str, ...] | None = field(kw_only=True, default=None)  # of contenders; None: all
 
 
 def run_races(races: Sequence[Race]) -> list[dict[str, Any]]:
@@ -75,7 +76,9 @@ def _run(race: Race) -> dict[str, Any]:
     task, microbatches = (SMALL_TASKS if race.small else TASKS)[race.model], race.microbatches
     with exit_after(BUILD_TIMEOUT):
         limit = half_alone(task, microbatches)
-        contenders = build_contenders(task, microbatches)
+        contenders = (
+            build_contenders(task, microbatches) if race.names is None else _chosen(race.names, task, microbatches)
+        )
         expected = first_update(task, microbatches)
         for name, contender in contenders.items():
             check_first_update(name, contender, expected)
@@ -156,6 +159,17 @@ def build_contenders(task: Task, microbatches: int) -> dict[str, Contender]:
     if installed_version("deepspeed"):
         contenders["DeepSpeed"] = deepspeed_pipeline(task, microbatches)
     return contenders
+
+
+def _chosen(names: Sequence[str], task: Task, microbatches: int) -> dict[str, Contender]:
+    """Contenders by their names in the tables, such as weft 2bw or torch 1F1B."""
+    return {
+        name: pipeline(method, task, microbatches, stages=dist.get_world_size())
+        if library == "weft"
+        else torch_pipeline(method, task, microbatches)
+        for name in names
+        for library, _, method in [name.partition(" ")]
+    }
 
 
 def half_alone(task: Task, microbatches: int) -> Contender:

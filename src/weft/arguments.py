@@ -14,6 +14,8 @@ from weft.schedule import METHODS, Schedule, load_csv, load_schedule_function, v
 from weft.simulate import Cost, Link
 from weft.text import did_you_mean
 
+SCHEDULE_OPTIONS = ("chunks", "warmup", "versions", "predict", "vertical_sync", "fresh", "slack", "split")
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake in one line, with a suggestion for an unknown option."""
@@ -129,9 +131,24 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predict",
         metavar="WHICH",
-        help="2bw, wpipe: predict weights; backward at the same (published) or at the newest version (exact)",
+        help="2bw, wpipe, weave: predict weights; backward at the same (published) or at the newest version (exact)",
     )
     parser.add_argument("--vertical-sync", action="store_true", default=None, help="pipedream: vertical sync")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        default=None,
+        help="wpipe: every forward reads the newest version, so only the first turn of a mini-batch is late",
+    )
+    parser.add_argument(
+        "--slack", type=number, metavar="N", help="weave: time of a hop to hide, in forwards of a stage (default 0.5)"
+    )
+    parser.add_argument(
+        "--split",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="weave: split backwards (the default), so that fewer micro-batches are in flight",
+    )
     add_json(parser)
 
 
@@ -172,7 +189,7 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
 def schedule_of(arguments: argparse.Namespace, *, verified: bool = True) -> Schedule:
     """The schedule that the arguments name; a user's schedule is verified, unless the caller does that."""
     name: str = arguments.name
-    options = {key: getattr(arguments, key) for key in ("chunks", "warmup", "versions", "predict", "vertical_sync")}
+    options = {key: getattr(arguments, key) for key in SCHEDULE_OPTIONS}
     options = {key: value for key, value in options.items() if value is not None}
     sizes = {key: getattr(arguments, key) for key in ("stages", "microbatches")}
     if name.endswith(".csv"):

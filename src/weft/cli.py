@@ -29,9 +29,10 @@ from weft.arguments import (
     whole_number,
 )
 from weft.errors import RunError, WeftError
+from weft.figures import delay_text, headline, method_figures, print_chunks, print_method_figures, print_ranks
 from weft.output import ROWS, print_table, write_text
-from weft.schedule import METHODS, RULES, Schedule, verify, write_csv
-from weft.simulate import CATEGORIES, Cost, timeline
+from weft.schedule import METHODS, RULES, Schedule, check_sizes, mean_over_chunks, verify, write_csv
+from weft.simulate import Cost, timeline
 from weft.streams import open_missing, unblocked_output
 from weft.text import format_count
 
@@ -88,7 +89,10 @@ def _never(arguments: argparse.Namespace) -> bool:
 
 
 def schedules(arguments: argparse.Namespace) -> None:
-    """List the methods."""
+    """List the methods, with their figures at some size."""
+    sizes = {"stages": arguments.stages, "microbatches": arguments.microbatches}
+    check_sizes(**sizes)
+    figures = method_figures(**sizes)
     if arguments.json:
         _print_json(
             [
@@ -99,6 +103,7 @@ def schedules(arguments: argparse.Namespace) -> None:
                     "weights": method.weights,
                     "options": method.options,
                     "summary": method.summary,
+                    "figures": sizes | {"variants": figures[name]},
                 }
                 for name, method in METHODS.items()
             ]
@@ -116,6 +121,10 @@ def schedules(arguments: argparse.Namespace) -> None:
         for name, method in METHODS.items()
     ]
     print_table(("schedule", "", "micro-batches", "forward; backward at", "options", ""), rows)
+    about = f"{format_count(arguments.stages, 'stage')}, {format_count(arguments.microbatches, 'micro-batch')}"
+    print(f"\n{about}: micro-batches in flight on the fullest rank (in stages), mean delay in updates,")
+    print("and slack of messages: the time of a hop that is hidden, in forwards of a stage")
+    print_method_figures(figures)
 
 
 def draw(arguments: argparse.Namespace) -> None:
@@ -134,7 +143,7 @@ def draw(arguments: argparse.Namespace) -> None:
         return
     writers: dict[str, Callable[[], str]] = {
         ".svg": lambda: pictures.svg(shown, until=arguments.until),
-        ".html": lambda: pictures.html(shown, _headline(_figures(schedule, cost, shown.minibatches))),
+        ".html": lambda: pictures.html(shown, headline(_figures(schedule, cost, shown.minibatches))),
         ".json": lambda: pictures.trace(shown),
     }
     ending = os.path.splitext(arguments.output or "")[1].lower()
@@ -158,26 +167,18 @@ def draw(arguments: argparse.Namespace) -> None:
 
 
 def simulate(arguments: argparse.Namespace) -> None:
-    """Simulate a schedule: time, memory, delay, traffic."""
+    """Simulate a schedule: time, memory, delay, slack, traffic."""
     schedule = schedule_of(arguments)
     figures = _figures(schedule, cost_of(arguments, schedule), arguments.minibatches)
     if arguments.json:
         _print_json(figures)
         return
     print(schedule.title)
-    print_table(("", ""), list(_headline(figures).items()))
-    ranks = zip(figures["in_flight"], figures["bubbles"], figures["memory"], strict=True)
+    print_table(("", ""), list(headline(figures).items()))
     print("\npeaks of each rank: micro-batches in flight (in whole stages), memory by category")
-    print_table(
-        ("rank", "bubble", "in flight", *(name.replace("_", " ") for name in CATEGORIES), "total"),
-        [
-            (rank, f"{bubble:.1%}", f"{held:g}", *(_amount(memory[name]) for name in (*CATEGORIES, "total")))
-            for rank, (held, bubble, memory) in enumerate(ranks)
-        ],
-    )
-    print("\nweights of each chunk: versions held, delay in updates, updates predicted ahead")
-    per_chunk = zip(schedule.placement, figures["versions"], figures["delay"], figures["ahead"], strict=True)
-    print_table(("chunk", "rank", "versions", "delay", "ahead"), [(chunk, *row) for chunk, row in enumerate(per_chunk)])
+    print_ranks(figures)
+    print("\nweights of each chunk: versions held, delay in updates (largest and mean), updates predicted ahead")
+    print_chunks(figures, schedule.placement)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -188,6 +189,7 @@ def check(arguments: argparse.Namespace) -> None:
     verdict = verify(schedule, slots=arguments.slots, in_flight=arguments.in_flight)
     if arguments.output is not None:
         write_text(arguments.output, write_csv(schedule))
+    mean_delay = mean_over_chunks(verdict.mean_delays, [1] * schedule.chunks)
     if arguments.json:
         _print_json(
             schedule.about()
@@ -196,6 +198,10 @@ def check(arguments: argparse.Namespace) -> None:
                 "minibatches": verdict.minibatches,
                 "actions": verdict.actions,
                 "in_flight": list(verdict.in_flight),
+                "delay": list(verdict.delay),
+                "mean_delay": mean_delay,
+                "mean_delays": list(verdict.mean_delays),
+                "ahead": list(verdict.ahead),
                 "slots": verdict.slots,
                 "output": arguments.output,
             }
@@ -208,6 +214,7 @@ def check(arguments: argparse.Namespace) -> None:
         print("law: none is known for this schedule; versions are created, read and freed correctly")
     in_flight = [f"{held:g}" for held in verdict.in_flight[:ROWS]] + ["…"] * (schedule.stages > ROWS)
     print(f"micro-batches in flight, by rank: {', '.join(in_flight)}")
+    print(f"delay in updates: {delay_text(mean_delay, verdict.delay, verdict.ahead)}")
     print(f"a link needs room for {verdict.slots} unread message{'s' if verdict.slots > 1 else ''}")
 
 
@@ -247,6 +254,12 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], None]
     trains: Callable[[argparse.Namespace], bool] = _never
     epilog: str | None = None
+
+
+def _schedules_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stages", type=whole_number, default=4, metavar="P", help="of the figures (default 4)")
+    parser.add_argument("--microbatches", type=whole_number, default=8, metavar="M", help="the same (default 8)")
+    add_json(parser)
 
 
 def _draw_arguments(parser: argparse.ArgumentParser) -> None:
@@ -336,7 +349,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command(run=train, arguments=_train_arguments, trains=lambda given: not given.print_config, epilog=DEVICE),
     "compare": Command(run=compare, arguments=_compare_arguments, trains=lambda given: True, epilog=DEVICE),
     "export": Command(run=export, arguments=_export_arguments),
-    "schedules": Command(run=schedules, arguments=add_json),
+    "schedules": Command(run=schedules, arguments=_schedules_arguments),
     "draw": Command(run=draw, arguments=_draw_arguments),
     "simulate": Command(run=simulate, arguments=_simulate_arguments),
     "check": Command(run=check, arguments=_check_arguments),
@@ -370,28 +383,10 @@ def _or(given: int | None, default: int) -> int:
     return default if given is None else given
 
 
-def _headline(figures: dict[str, Any]) -> dict[str, str]:
-    """The most important figures, as text."""
-    steady = "" if figures["steady"] else " (no steady state; mean of the last mini-batches)"
-    return {
-        "bubble, steady": f"{figures['bubble']:.2%}{steady}",
-        "throughput": f"{figures['throughput']:.6g} micro-batches per unit of time",
-        "time of a mini-batch": f"{figures['period']:.6g}",
-        "idle time of fill and drain": f"{figures['fill']:.6g}",
-        f"makespan of {format_count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
-        "messages per micro-batch": f"{figures['messages_per_microbatch']:g}",
-    }
-
-
 def _colour(arguments: argparse.Namespace) -> bool:
     if arguments.colour == "auto":
         return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return bool(arguments.colour == "always")
-
-
-def _amount(value: float) -> str:
-    """A number for reading: 4,000,003 rather than 4e+06."""
-    return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 else f"{value:,.6g}"
 
 
 def _print_json(data: object) -> None:

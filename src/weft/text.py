@@ -30,6 +30,11 @@ def format_number(value: float) -> str:
     return f"{value:.6g}"
 
 
+def format_figure(value: float | None) -> str:
+    """A number with up to four digits; a dash if there is none, or if it is not finite."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
+
+
 def format_count(number: int, noun: str) -> str:
     """`1 stage`, `3 stages`, `2 micro-batches`."""
     plural = noun + ("es" if noun.endswith("ch") else "s")

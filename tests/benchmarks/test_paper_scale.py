@@ -127,6 +127,9 @@ def test_small_batches_have_fewer_micro_batches_where_the_method_allows_it() -> 
     assert microbatches_of(cell, Assumptions()) == 2
     assert microbatches_of(dataclasses.replace(cell, method="wpipe"), Assumptions()) == 0
     assert microbatches_of(dataclasses.replace(cell, width=4), Assumptions()) == 0
+    deep = dataclasses.replace(cell, depth=8, width=1, batch=16)
+    for method, microbatches in (("weave slack 0", 8), ("weave", 16)):
+        assert microbatches_of(dataclasses.replace(deep, method=method), Assumptions()) == microbatches
 
 
 def test_the_best_of_each_is_compared() -> None:

@@ -189,7 +189,7 @@ def test_what_is_no_device(
 
 def test_what_time_did_not_suffice_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--device", "cpu", "--seconds", "0.01"]) == 1
-    assert re.search(r"not checked \(26 for lack of time: --seconds 60\)$", capsys.readouterr().err)
+    assert re.search(r"not checked \(28 for lack of time: --seconds 60\)$", capsys.readouterr().err)
 
 
 def test_virtual_ranks_leave_half_of_the_time_to_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from tests.helpers.models import BALANCE, SCHEDULERS, WIDTH, Attention
 from tests.helpers.oracle import MakeOptimizer
+from tests.helpers.schedules import FRESH, OTHER_BACKWARD, PREDICTING, schedule_for
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -76,7 +77,6 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adamw-foreach": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1, foreach=True),
     "adamw-fused": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1, fused=True),
 }
-PREDICTING = ("xpipe", "spectrain", "pipeoptim")  # their backwards read other weights than their forwards
 TREATMENTS: dict[str, dict[str, Any]] = {
     "none": {},
     "exact": {"predict": {"versions": "exact"}},
@@ -114,29 +114,29 @@ class Case:
 
     @property
     def microbatches(self) -> int:
-        """As many as stages; fewer where a delay of more than one update is wanted."""
-        return 2 if self.treatment == "pipemare" else self.stages
+        """As many as stages; fewer where a delay of more than one update is wanted, more for fresh reads."""
+        return 2 if self.treatment == "pipemare" else 2 * self.stages if self.method == FRESH else self.stages
 
     @property
     def balance(self) -> list[int]:
-        return BALANCE[self.stages * (2 if self.method in ("wpipe", "interleaved") else 1)]
+        return BALANCE[self.stages * (2 if self.method in ("wpipe", FRESH, "weave", "interleaved") else 1)]
 
     @property
     def is_allowed(self) -> bool:
         """Whether weft accepts these options together."""
         predicts = self.treatment in ("exact", "decayed", "printed")
         autocast = self.precision == "bf16-autocast"
-        if (self.method in PREDICTING or self.treatment == "exact") and (self.recompute or autocast):
+        if self.method == FRESH and self.stages > 2:
+            return False  # too few rows for BatchNorm
+        if (self.method in OTHER_BACKWARD or self.treatment == "exact") and (self.recompute or autocast):
             return False
-        if self.method == "zb-h1" and self.recompute == "layer":
+        if self.method in ("zb-h1", "weave") and self.recompute == "layer":
             return False
-        if self.clip_norm is not None and self.method in ("pipedream", *PREDICTING, *(["2bw"] * predicts)):
-            return False  # there is no norm over all chunks
         if predicts:
-            return self.method in (*PREDICTING, "2bw", "wpipe")
+            return self.method in (*PREDICTING, "2bw", "wpipe", FRESH, "weave")
         if self.treatment == "pipemare":
             return self.method == "pipedream" and self.stages == 4
-        return self.treatment == "none" or METHODS[self.method].asynchronous
+        return self.treatment == "none" or METHODS[self.method.removesuffix("-fresh")].asynchronous
 
     def __str__(self) -> str:
         words = [self.method, f"p{self.stages}", self.model, self.optimizer]
@@ -181,12 +181,13 @@ def batch(model: str, number: int, rows: int, *, bad: bool = False) -> tuple[Ten
 
 def pipeline(case: Case, device: str, **other: Any) -> weft.Pipeline:
     """The pipeline of a case; `other` arguments come instead of those of the case."""
+    treatment = TREATMENTS[case.treatment]
+    sizes: dict[str, Any] = {"stages": case.stages, "microbatches": case.microbatches}
     options: dict[str, Any] = {
         "loss_fn": loss_fn,
         "optimizer": OPTIMIZERS[case.optimizer],
-        "schedule": case.method,
-        "microbatches": case.microbatches,
-        "stages": case.stages,
+        "schedule": schedule_for(case.method, **sizes, predict=treatment.get("predict")),
+        **sizes,
         "balance": case.balance,
         "clip_norm": case.clip_norm,
         "replicas": case.replicas,
@@ -197,7 +198,7 @@ def pipeline(case: Case, device: str, **other: Any) -> weft.Pipeline:
         "lr_scheduler": None if case.lr_scheduler is None else SCHEDULERS[case.lr_scheduler],
         "device": device,
     }
-    return weft.Pipeline(build(case, device), **options | TREATMENTS[case.treatment] | other)
+    return weft.Pipeline(build(case, device), **options | treatment | other)
 
 
 def train(case: Case, device: str, folder: Path) -> Run:

@@ -33,6 +33,7 @@ LAYERS = (
     "metrics",
     "schedule",
     "simulate",
+    "figures",
     "runtime",
     "__init__",
     "draw",

@@ -22,7 +22,7 @@ from torch.nn import functional
 import weft
 
 SYNCHRONOUS = ["gpipe", "1f1b", "interleaved", "zb-h1"]
-ASYNCHRONOUS = ["pipedream", "2bw", "wpipe"]
+ASYNCHRONOUS = ["pipedream", "2bw", "wpipe", "weave"]
 RECOMPUTE: list[bool | Literal["layer"]] = [False, True, "layer"]
 WIDTH = 16  # of every layer, and the number of classes and of words
 ROWS = 24  # of a mini-batch
@@ -184,6 +184,7 @@ class Case:
     flushes: tuple[int, ...] = ()  # before these mini-batches
     replicas: int = 1
     clip_norm: float | None = None
+    norm: Literal["group", "global"] = "group"
     lr_scheduler: str | None = None
     poison: Poison | None = None
     nan: Literal["stop", "skip"] = "stop"
@@ -195,6 +196,7 @@ class Case:
         words += ["recompute"] * bool(self.recompute) + ["layer"] * (self.recompute == "layer")
         words += [f"flush{t}" for t in self.flushes]
         words += [f"replicas{self.replicas}"] * (self.replicas > 1) + ["clip"] * (self.clip_norm is not None)
+        words += [self.norm] * (self.norm == "global")
         if self.poison is not None:
             words += [f"poison{self.poison.layer}", self.poison.where, str(self.poison.value)]
         words += [self.precision] * (self.precision != "fp32")
@@ -202,8 +204,9 @@ class Case:
 
     @property
     def is_allowed(self) -> bool:
-        """A layer's graph is gone before the second half of a split backward."""
-        return (self.method, self.recompute) != ("zb-h1", "layer")
+        """A layer's graph is gone before the second half of a split backward; paci's backwards read other weights."""
+        splits = self.method == "zb-h1" or (self.method == "weave" and dict(self.options).get("split", True))
+        return not (splits and self.recompute == "layer") and not (self.method == "paci" and self.recompute)
 
     @property
     def rounding(self) -> Rounding:
@@ -211,7 +214,7 @@ class Case:
 
     @property
     def balance(self) -> list[int]:
-        per_rank = {"wpipe": 2, "interleaved": dict(self.options).get("chunks", 2)}.get(self.method, 1)
+        per_rank = {"wpipe": 2, "weave": 2, "interleaved": dict(self.options).get("chunks", 2)}.get(self.method, 1)
         return BALANCE[self.stages * per_rank]
 
 
@@ -240,6 +243,7 @@ def train(case: Case) -> Run:
         recompute=case.recompute,
         replicas=case.replicas,
         clip_norm=case.clip_norm,
+        norm=case.norm,
         nan=case.nan,
         precision=case.precision,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
@@ -271,7 +275,7 @@ def ask_oracle(
 ) -> Run:
     """The case by the law; `shift` (updates further behind) and all others break it on purpose."""
     m = case.microbatches
-    law = delays(case.method, case.stages, m, vertical_sync=dict(case.options).get("vertical_sync", False))
+    law = delays(case.method, case.stages, m, **dict(case.options))
     oracle = Oracle(
         build(case.model, case.poison, case.replicas * m),
         loss_fn=loss_fn,
@@ -282,7 +286,8 @@ def ask_oracle(
         clip_norm=case.clip_norm,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         forgetful=forgetful,
-        groups=groups or skipped_together(case.method, case.stages),
+        newest_backward=case.method == "paci",
+        groups=groups or skipped_together(case.method, case.stages, norm=case.norm, **dict(case.options)),
         skips=case.nan == "skip",
         rounding=rounding or case.rounding,
     )

@@ -18,18 +18,71 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Grouping = Callable[[tuple[int, ...]], Hashable]  # the chunks that hold a parameter -> the group that skips with it
 
 
-def delays(method: str, stages: int, microbatches: int, *, vertical_sync: bool = False) -> Delay:
+# By stages, slack and split, for each chunk: the forwards of `weave` that begin before a micro-batch is retired.
+LATE_IN_WEAVE = {
+    (1, 0.5, True): "00",
+    (2, 0.5, True): "2110",
+    (3, 0.5, True): "332210",
+    (4, 0.5, True): "44322110",
+    (8, 0.5, True): "A998776554432210",
+    (1, 0, True): "00",
+    (2, 0, True): "2100",
+    (3, 0, True): "221100",
+    (4, 0, True): "22211100",
+    (8, 0, True): "5554443332221110",
+    (2, 0.5, False): "2110",
+    (3, 0.5, False): "432210",
+    (4, 0.5, False): "65433210",
+    (8, 0.5, False): "EDCBA98776543210",
+    (2, 0, False): "2100",
+    (3, 0, False): "321100",
+    (4, 0, False): "44322100",
+}
+
+
+def delays(
+    method: str,
+    stages: int,
+    microbatches: int,
+    *,
+    vertical_sync: bool = False,
+    fresh: bool = False,
+    warmup: int = 1,
+    chunks: int = 2,
+    slack: float = 0.5,
+    split: bool = True,
+) -> Delay:
     """How many updates late each forward reads, by the formula of its method."""
-    if method == "pipedream" and not vertical_sync:
+    if method == "weave":
+        late = [int(digit, 16) for digit in LATE_IN_WEAVE[stages, slack, split]]
+        return lambda k, j: max(0, math.ceil((late[k] - j) / microbatches))
+    if method in ("pipedream", "paci") and not vertical_sync:
         return lambda k, j: max(0, math.ceil((stages - 1 - k - j) / microbatches))
-    return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages)}.get(method, 0)
+    turn = max(n * stages for n in range(1, warmup + 1) if microbatches % (n * stages) == 0) if fresh else microbatches
+    return lambda k, j: {"pipedream": stages - 1, "2bw": 1, "wpipe": int(k < stages and j < turn)}.get(method, 0)
 
 
-def skipped_together(method: str, stages: int) -> Grouping:
-    """Which parameters skip a mini-batch together, if the gradient of one of them is not finite."""
+def skipped_together(
+    method: str, stages: int, *, norm: str = "group", slack: float = 0.5, split: bool = True, **_: object
+) -> Grouping:
+    """Which parameters share a norm: they skip a mini-batch together, if the gradient of one of them is not finite."""
+    if norm == "global":
+        return lambda chunks: None
     if method == "wpipe":
         return lambda chunks: min(chunks) >= stages
-    return lambda chunks: chunks if method in ("pipedream", "xpipe") else None
+    if method == "weave":
+        late = LATE_IN_WEAVE[stages, slack, split]
+        return lambda chunks: chunks if len(chunks) > 1 and stages > 1 else late[chunks[0]]
+    return lambda chunks: chunks if method in ("pipedream", "paci", "xpipe") else None
+
+
+def clip(parts: Iterable[list[nn.Parameter]], limit: float) -> None:
+    """Scale the gradients of some parts of a model by their common norm, whose squares are added by part in float64."""
+    gradients = [[param.grad for param in part if param.grad is not None] for part in parts]
+    squares = [torch.stack([torch.linalg.vector_norm(grad) for grad in part]) for part in gradients]
+    total = math.sqrt(sum(torch.linalg.vector_norm(norms).item() ** 2 for norms in squares))
+    for grad in (grad for part in gradients for grad in part):
+        grad.mul_(min(1.0, limit / (total + 1e-6)))
 
 
 def is_finite(grads: Iterable[Tensor | None]) -> bool:
@@ -67,6 +120,8 @@ class Rounding:
 class Oracle:
     """Trains a copy of `model`. `forgetful` runs every backward at the newest weights: a bug, not the law.
 
+    With `newest_backward` it is the law, but not for tied parameters: both passes read the version of the forward.
+
     With `skips`, the groups of a mini-batch with a gradient that is not finite make no update. Groups are clipped by
     norms of their own.
     """
@@ -83,6 +138,7 @@ class Oracle:
         clip_norm: float | None = None,
         lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
         forgetful: bool = False,
+        newest_backward: bool = False,
         groups: Grouping = lambda chunks: None,
         skips: bool = False,
         rounding: Rounding | None = None,
@@ -93,8 +149,8 @@ class Oracle:
             for name, param in self.model[end - balance[k] : end].named_parameters(remove_duplicate=False):
                 self.holders[param].setdefault(k, []).append(name)  # several chunks: tied
         self.loss_fn, self.microbatches, self.delay, self.forgetful = loss_fn, microbatches, delay, forgetful
-        self.rounding = rounding or Rounding(None)
-        self.clip_norm, self.skips = math.inf if clip_norm is None else clip_norm, skips
+        self.rounding, self.newest_backward = rounding or Rounding(None), newest_backward
+        self.clip_norm, self.skips = clip_norm, skips
         self.groups: dict[Hashable, list[nn.Parameter]] = {}
         for param, chunks in self.holders.items():
             self.groups.setdefault(groups(tuple(chunks)), []).append(param)
@@ -106,6 +162,13 @@ class Oracle:
     def optimizer(self) -> torch.optim.Optimizer:
         (only,) = self.optimizers.values()
         return only
+
+    def parts(self, params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Parameters by the chunks that hold them: those of a chunk alone before tied ones."""
+        found: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for param in params:
+            found.setdefault(tuple(self.holders[param]), []).append(param)
+        return [found[chunks] for chunks in sorted(found, key=lambda chunks: (chunks[0], len(chunks)))]
 
     def flush(self) -> None:  # no version from before it is read after it
         self.versions = [[param.detach().clone() for param in self.holders]]
@@ -122,8 +185,9 @@ class Oracle:
                     leaves[param, k] = self.rounding.leaf_of(self.model, param, self.versions[max(0, t - late)][i])
                     weights |= dict.fromkeys(names, leaves[param, k])
             loss = self.loss_fn(self.rounding.output(self.model, weights, x), y) / m
-            for (param, _), leaf in leaves.items() if self.forgetful else ():
-                leaf.data.copy_(param.data)  # behind autograd's back
+            for (param, _), leaf in leaves.items():
+                if self.forgetful or (self.newest_backward and len(self.holders[param]) == 1):
+                    leaf.data.copy_(param.data)  # behind autograd's back
             for key, grad in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
                 wide = self.rounding.gradient(grad)
                 sums[key] = sums[key] + wide if key in sums else wide
@@ -133,7 +197,8 @@ class Oracle:
         for (group, params), scheduler in zip(self.groups.items(), self.schedulers, strict=True):
             if self.skips and not is_finite(param.grad for param in params):
                 continue
-            torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
+            if self.clip_norm is not None:
+                clip(self.parts(params), self.clip_norm)
             self.optimizers[group].step()
             if scheduler is not None:
                 scheduler.step()

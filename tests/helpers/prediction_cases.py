@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import weft
 
 ONE_F_ONE_B = ["xpipe", "spectrain", "pipeoptim"]  # any number of micro-batches
-ADDED = ["2bw", "wpipe"]  # the order is not made for prediction; they need m >= p, or a multiple
+ADDED = ["2bw", "wpipe", "weave"]  # the order is not made for prediction; they need m >= p, or a multiple
 METHODS = list(product(ONE_F_ONE_B + ADDED, ["published", "exact"]))
 UPDATES = models.Case.updates
 
@@ -142,17 +142,22 @@ def mini_batches(case: Case) -> list[tuple[Tensor, Tensor]]:
 
 def train(case: Case) -> Run:
     """The case as weft runs it: on the ranks of the process group if there is one, else on virtual ranks."""
+    schedule: str | weft.Schedule = case.method
+    if case.options:
+        sizes = {"stages": case.stages, "microbatches": case.microbatches}
+        schedule = weft.schedule(case.method, **sizes, predict=case.versions, **dict(case.options))
     with weft.Pipeline(
         make_model(case),
         loss_fn=models.loss_fn,
         optimizer=(LINEAR | WITHOUT_RULE)[case.optimizer],
-        schedule=case.method,
+        schedule=schedule,
         microbatches=case.microbatches,
         stages=None if dist.is_initialized() else case.stages,
         balance=case.balance,
         recompute=case.recompute,
         replicas=case.replicas,
         clip_norm=case.clip_norm,
+        norm=case.norm,
         nan=case.nan,
         precision=case.precision,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
@@ -162,7 +167,7 @@ def train(case: Case) -> Run:
 
 
 def law_of(case: Case) -> Law:
-    return prediction_law(case.method, case.versions, case.stages, case.microbatches)
+    return prediction_law(case.method, case.versions, case.stages, case.microbatches, **dict(case.options))
 
 
 def ask_oracle(
@@ -189,7 +194,7 @@ def ask_oracle(
         printed=case.bias == "printed",
         decayed=case.extrapolation == "decayed",
         clip_norm=case.clip_norm,
-        groups=skipped_together(case.method, case.stages),
+        groups=skipped_together(case.method, case.stages, norm=case.norm, **dict(case.options)),
         skips=case.nan == "skip",
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         rounding=rounding or case.rounding,

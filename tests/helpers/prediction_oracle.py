@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from tests.helpers.oracle import Grouping, Rounding, is_finite
+from tests.helpers.oracle import Grouping, Rounding, delays, is_finite
 from torch import Tensor, nn
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -33,12 +33,14 @@ Options = list[dict[str, Any]]  # of all parameter groups
 Law = Callable[[int, int], Reads]  # chunk k, micro-batch j
 
 
-def prediction_law(method: str, versions: str, n: int, m: int) -> Law:
+def prediction_law(method: str, versions: str, n: int, m: int, *, fresh: bool = False, warmup: int = 1) -> Law:
     """The published counts of the methods that predict, for `n` stages and `m` micro-batches."""
+    turn = max(i * n for i in range(1, warmup + 1) if m % (i * n) == 0) if fresh else m
 
     def late(k: int, j: int) -> int:
         return max(0, math.ceil((n - 1 - k - j) / m))
 
+    woven = delays("weave", n, m) if method == "weave" else late
     laws: dict[str, Law] = {
         "xpipe-published": lambda k, j: Reads(
             late(k, 0), half_up((n + m - k / 2 - 2) / m), half_up((m + k // 2 - 1) / m)
@@ -50,8 +52,10 @@ def prediction_law(method: str, versions: str, n: int, m: int) -> Law:
         "pipeoptim-exact": lambda k, j: Reads(late(k, j), late(k, j), 0),
         "2bw-published": lambda k, j: Reads(late(k, 0), late(k, 0), None),
         "2bw-exact": lambda k, j: Reads(late(k, 0), late(k, 0), 0),
-        "wpipe-published": lambda k, j: Reads(1, 1, None) if k < n else Reads(0, 0, None),
-        "wpipe-exact": lambda k, j: Reads(1, 1, 0) if k < n else Reads(0, 0, 0),
+        "wpipe-published": lambda k, j: Reads(1, 1, None) if k < n and j < turn else Reads(0, 0, None),
+        "wpipe-exact": lambda k, j: Reads(1, 1, 0) if k < n and j < turn else Reads(0, 0, 0),
+        "weave-published": lambda k, j: Reads(woven(k, j), woven(k, j), None),
+        "weave-exact": lambda k, j: Reads(woven(k, j), woven(k, j), 0),
     }
     return laws[f"{method}-{versions}"]
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from tests.helpers import pretend
 from tests.helpers.pretend.ranks import STANDIN
+from tests.helpers.schedules import FRESH, OTHER_BACKWARD, schedule_for
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -29,7 +30,6 @@ PAUSE = 3  # the mini-batch before which the run evaluates and predicts
 BAD = 1  # the mini-batch that is skipped, where one is
 JITTER = 0.002  # seconds, at most
 DEADLINE = 30.0  # seconds
-PREDICTING = ("xpipe", "spectrain", "pipeoptim")  # their backwards read other weights than their forwards
 
 
 class TiedOutput(nn.Module):
@@ -73,14 +73,13 @@ class Case:
     @property
     def is_allowed(self) -> bool:
         """Whether weft accepts these options together."""
-        if self.predict and self.method not in ("2bw", "wpipe"):
+        if self.predict and self.method not in ("2bw", "wpipe", FRESH):
             return False
-        if self.recompute and self.method in PREDICTING:
+        if self.recompute and self.method in OTHER_BACKWARD:
             return False
         if self.method == "interleaved" and self.stages == 1:
             return False
-        clips = self.method not in ("pipedream", *PREDICTING) and not (self.method == "2bw" and self.predict)
-        return (clips or not self.clip) and (not self.jitter or self.backend == STANDIN)
+        return not self.jitter or self.backend == STANDIN
 
     def __str__(self) -> str:
         words = [f"{self.ranks}-ranks", self.method, *(["replicas"] if self.replicas > 1 else [])]
@@ -110,18 +109,19 @@ def batch(number: int, rows: int, *, bad: bool = False) -> tuple[Tensor, Tensor]
 
 
 def pipeline(case: Case, device: str, **options: Any) -> weft.Pipeline:
+    predict: dict[str, str] | None = {} if case.predict else None
     return weft.Pipeline(
         model(tied=case.tied),
         loss_fn=loss_fn,
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
-        schedule=case.method,
+        schedule=schedule_for(case.method, stages=case.stages, microbatches=MICROBATCHES, predict=predict),
         microbatches=MICROBATCHES,
         stages=None if dist.is_initialized() else case.stages,
         replicas=case.replicas,
         clip_norm=0.1 if case.clip else None,
         nan="skip" if case.skip else "stop",
         recompute=case.recompute,
-        predict={} if case.predict else None,
+        predict=predict,
         device=device,
         **{"deadline": DEADLINE} | options,
     )

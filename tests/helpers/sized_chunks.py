@@ -50,7 +50,7 @@ def pipeline(
     **options: Any,
 ) -> weft.Pipeline:
     chunks = stages * (2 if schedule in ("interleaved", "wpipe") else 1)
-    kind = {key: options.pop(key) for key in ("vertical_sync", "warmup") if key in options}
+    kind = {key: options.pop(key) for key in ("vertical_sync", "warmup", "fresh") if key in options}
     return weft.Pipeline(
         model_of(chunks),
         optimizer=optimizer,

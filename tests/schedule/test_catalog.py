@@ -1,6 +1,7 @@
 """Every combination of sizes either verifies or is refused with a reason and a remedy."""
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,13 +10,20 @@ from hypothesis import strategies as st
 
 import weft
 from weft import WeftError
-from weft.schedule import METHODS
+from weft.schedule import METHODS, RETIRING, Op
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "interleaved": [{"chunks": v} for v in (1, 2, 3, 4)],
     "pipedream": [{}, {"vertical_sync": True}],
     "2bw": [{}, {"warmup": 2}, {"warmup": 3}],
-    "wpipe": [{}, {"warmup": 2}, {"warmup": 3}],
+    "wpipe": [
+        *({"warmup": warmup} | fresh for warmup in (1, 2, 3) for fresh in ({}, {"fresh": True})),
+        *({"predict": versions, "fresh": True} for versions in ("published", "exact")),
+    ],
+    "weave": [
+        *({"slack": slack, "split": split} for slack in (0, 0.7) for split in (True, False)),
+        *({"predict": versions} for versions in ("published", "exact")),
+    ],
     "xpipe": [{}, {"versions": "exact"}],
 }
 
@@ -30,10 +38,27 @@ def fits(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> 
             for rounds in range(1, warmup + 1)
             if rounds * stages >= warmup * (stages - 1)
         ),
+        "paci": microbatches >= stages,
         "2bw": microbatches >= max(stages, warmup * (stages - 1)),
         "pipedream": microbatches == 1 or not options.get("vertical_sync"),
+        "weave": name == "weave" and microbatches >= most_late(stages, **options),
     }
     return fitting.get(name, True)
+
+
+@cache
+def most_late(stages: int, **options: Any) -> int:
+    """How many micro-batches of a chunk begin between a forward and its retirement, as the streams show it."""
+    late = 1
+    for rank, rows in enumerate(weft.schedule("weave", stages=stages, microbatches=4 * stages, **options).streams):
+        for chunk in (rank, 2 * stages - 1 - rank):
+            newest = None
+            for op, index in rows[["op", "index"]][rows["chunk"] == chunk].tolist():
+                if op == Op.F:
+                    newest = index
+                elif op in RETIRING and newest is not None:
+                    late = max(late, newest - index)
+    return late
 
 
 def check_built_or_refused(name: str, stages: int, microbatches: int, options: dict[str, Any]) -> None:
@@ -93,6 +118,8 @@ def test_huge_sizes_are_refused_quickly(name: str, sizes: tuple[int, int]) -> No
     [
         ("wpip", {}, "did you mean 'wpipe'"),
         ("wpipe", {"chunks": 2}, "its options are: warmup"),
+        ("wpipe", {"fresh": 1}, "fresh must be True or False"),
+        ("2bw", {"fresh": True}, "2bw with fresh reads is pipedream with at least as many micro-batches as stages"),
         ("xpipe", {"version": "exact"}, "did you mean 'versions'"),
         ("xpipe", {"versions": "right"}, "published or exact"),
         ("gpipe", {"warmup": 2}, "its options are: none"),

@@ -30,6 +30,13 @@ def test_every_schedule_can_be_read_again_and_verifies(name: str, stages: int, m
     weft.verify(again)
 
 
+def test_options_are_kept() -> None:
+    options = {"warmup": 2, "predict": "exact", "fresh": True}
+    again = read_csv(write_csv(weft.schedule("wpipe", stages=2, microbatches=8, **options)), name="file.csv")
+    assert (again.name, again.options) == ("wpipe", options)
+    assert "law" in weft.verify(again).rules
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_only_synchronous_schedules_use_torchs_form(name: str) -> None:
     schedule = weft.schedule(name, stages=4, microbatches=4)

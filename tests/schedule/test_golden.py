@@ -21,6 +21,14 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("2bw", 2, 2, {"warmup": 2}),
     ("wpipe", 2, 2, {"warmup": 2}),
     ("wpipe", 1, 2, {}),
+    ("wpipe", 2, 4, {"fresh": True}),
+    ("wpipe", 2, 6, {"warmup": 2, "fresh": True}),  # turns of two: the minimum
+    ("wpipe", 2, 4, {"predict": "published", "fresh": True}),
+    ("wpipe", 2, 4, {"predict": "exact", "fresh": True}),
+    ("weave", 1, 2, {}),
+    ("weave", 4, 4, {"slack": 0}),
+    ("weave", 3, 4, {"slack": 0, "split": False}),
+    ("weave", 4, 6, {"split": False}),
 ]
 
 

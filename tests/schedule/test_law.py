@@ -74,6 +74,73 @@ def test_wpipe_has_a_delay_of_1_in_its_first_group_only(warmup: int) -> None:
                 assert step.minibatch - step.version == (1 if chunk < stages else 0)
 
 
+def first_turn(stages: int, microbatches: int, warmup: int) -> int:
+    """The largest turn that divides the mini-batch, of at most `warmup` rounds."""
+    return max(
+        rounds * stages for rounds in range(1, warmup + 1) if microbatches % (rounds * stages) == 0
+    )  # whether it is long enough is checked elsewhere
+
+
+FRESH = [
+    *((stages, times * stages, 1) for stages in range(1, 9) for times in ((1, 2, 3, 5) if stages <= 4 else (3,))),
+    *((stages, times * stages, 2) for stages in (1, 2, 3, 4, 7) for times in (2, 4, 6)),
+    *((1, 1, 2), (1, 5, 3), (2, 2, 2), (2, 6, 2), (2, 10, 2), (2, 8, 3), (3, 6, 3), (3, 9, 3), (4, 12, 3), (3, 18, 3)),
+]
+
+
+@pytest.mark.parametrize("predict", [None, "published", "exact"])
+def test_fresh_wpipe_is_late_in_the_first_turn_of_its_first_group_only(predict: str | None) -> None:
+    """Predictions bridge what is late, so those of fresh micro-batches none."""
+    for stages, microbatches, warmup in FRESH:
+        options = {"warmup": warmup, "fresh": True} | ({"predict": predict} if predict else {})
+        turn = first_turn(stages, microbatches, warmup)
+        for chunk, j, step in reads(weft.schedule("wpipe", stages=stages, microbatches=microbatches, **options)):
+            late = int(chunk < stages and j < turn)
+            expected = (late, late if predict else 0)
+            if predict == "exact" and step.action.op != Op.F:
+                expected = (0, 0)
+            assert (step.minibatch - step.version, step.ahead) == expected
+
+
+def test_fresh_wpipe_counts_its_updates() -> None:
+    """The same by counting: the updates of a chunk between a forward and the update of its mini-batch."""
+    for stages, microbatches, warmup in FRESH:
+        program = lower(weft.schedule("wpipe", stages=stages, microbatches=microbatches, warmup=warmup, fresh=True))
+        turn = first_turn(stages, microbatches, warmup)
+        for rank in range(stages):
+            updates, seen = {rank: 0, rank + stages: 0}, dict[tuple[int, int], int]()
+            for op, chunk, index in (step.action for step in program.steps(rank, minibatches=4)):
+                if op == Op.F:
+                    seen[chunk, index] = updates[chunk]
+                elif op == Op.B and index >= microbatches:
+                    late = index // microbatches - seen[chunk, index]
+                    assert late == (chunk < stages and index % microbatches < turn)
+                elif op == Op.U:
+                    updates[chunk] += 1
+
+
+def test_fresh_reads_change_nothing_where_a_mini_batch_is_one_turn() -> None:
+    """A negative control, too: with more turns they do."""
+    for stages, microbatches, warmup, same in ((4, 4, 1, True), (2, 4, 2, True), (4, 8, 1, False), (2, 8, 2, False)):
+        plain, fresh = (
+            lower(weft.schedule("wpipe", stages=stages, microbatches=microbatches, warmup=warmup, fresh=fresh))
+            for fresh in (False, True)
+        )
+        assert (plain.delay == fresh.delay).all() == same
+        assert (plain.dies == fresh.dies).all() == same
+        assert (plain.op == fresh.op).all()
+        assert (plain.index == fresh.index).all()
+
+
+def test_paci_reads_the_newest_version_in_both_passes() -> None:
+    for stages, microbatches in SIZES:
+        if microbatches >= stages:
+            for rank, j, step in reads(weft.schedule("paci", stages=stages, microbatches=microbatches)):
+                late = int(j < stages - 1 - rank)
+                expected = late if step.action.op == Op.F else 0
+                assert (step.minibatch - step.version, step.ahead, step.predicts) == (expected, 0, False)
+
+
 def test_spectrain_predicts_both_passes_from_the_newest_version() -> None:
     for stages, microbatches in SIZES:
         for rank, j, step in reads(weft.schedule("spectrain", stages=stages, microbatches=microbatches)):

@@ -16,7 +16,7 @@ from weft.schedule import Schedule, Weights, schedule, splits_backwards
 from weft.simulate import ChunkCost, Cost, Link
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved", "zb-h1")
-ASYNCHRONOUS = ("pipedream", "2bw", "wpipe", "xpipe", "spectrain", "pipeoptim")
+ASYNCHRONOUS = ("pipedream", "2bw", "wpipe", "paci", "weave", "xpipe", "spectrain", "pipeoptim")
 
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpipe", {}),
@@ -31,6 +31,13 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("2bw", {"warmup": 2}),
     ("wpipe", {}),
     ("wpipe", {"warmup": 2}),
+    ("wpipe", {"fresh": True}),
+    ("wpipe", {"warmup": 2, "fresh": True}),
+    ("paci", {}),
+    ("weave", {}),
+    ("weave", {"slack": 0}),
+    ("weave", {"slack": 0, "split": False}),
+    ("weave", {"split": False}),
     ("xpipe", {}),
     ("xpipe", {"versions": "exact"}),
     ("spectrain", {}),

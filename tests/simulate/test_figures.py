@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -54,7 +55,8 @@ def test_bubble_of_zb_h1_is_a_third(p: int, m: int) -> None:
 @sizes
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_asynchronous_methods_have_no_bubble(name: str, p: int, m: int) -> None:
-    found = run(name, p, m)
+    options = {"slack": 0} if name == "weave" else {}  # which as many micro-batches as stages are enough for
+    found = run(name, p, m, **options)
     assert found.bubbles == (0.0,) * p
     assert found.period == 36 * m
 
@@ -72,13 +74,41 @@ def test_versions_and_delay(p: int, m: int) -> None:
     assert (two.versions, two.delay) == ((2,) * p, (1,) * p)
     wpipe = run("wpipe", p, m)
     assert (wpipe.versions, wpipe.delay) == ((2,) * p + (1,) * p, (1,) * p + (0,) * p)
+    fresh = run("wpipe", p, m, fresh=True)
+    assert fresh.mean_delays == (p / m,) * p + (0,) * p  # the first of m / p turns
+    assert fresh.mean_delay == p / (2 * m)
+    assert run("paci", p, m).mean_delays == tuple((p - 1 - r) / m for r in range(p))
+    for figure in ("versions", "delay", "period", "bubbles", "fill", "in_flight", "traffic", "memory"):
+        assert getattr(fresh, figure) == getattr(wpipe, figure), figure
     delay = tuple(ceil((p - 1 - r) / m) for r in range(p))
-    for name in ("xpipe", "spectrain", "pipeoptim"):
+    for name in ("paci", "xpipe", "spectrain", "pipeoptim"):
         found = run(name, p, m)
         assert (found.versions, found.delay) == ((1,) * p, delay), name
     stashed = run("pipedream", p, m)
     assert stashed.delay == delay
     assert stashed.versions == tuple(1 + updates for updates in delay)
+
+
+@sizes
+def test_mean_delay(p: int, m: int) -> None:
+    """Averaged over the micro-batches of a mini-batch, whatever is predicted."""
+    assert {run(name, p, m).mean_delay for name in ("gpipe", "1f1b", "interleaved", "zb-h1")} == {0.0}
+    assert run("2bw", p, m).mean_delays == (1.0,) * p
+    assert run("wpipe", p, m).mean_delays == (1.0,) * p + (0.0,) * p
+    assert run("wpipe", p, m).mean_delay == 0.5
+    newest = [sum(max(0, ceil((p - 1 - r - j) / m)) for j in range(m)) / m for r in range(p)]
+    for name in ("pipedream", "spectrain", "pipeoptim"):
+        assert run(name, p, m).mean_delays == pytest.approx(newest), name
+        assert run(name, p, m).mean_delay == pytest.approx(sum(newest) / p), name
+    assert run("xpipe", p, m).mean_delays == run("xpipe", p, m).delay  # the bellwether reads for all
+
+
+def test_mean_delay_of_a_model_is_weighted_by_parameters() -> None:
+    pipe = schedule("wpipe", stages=2, microbatches=4)
+    equal = Cost.uniform(pipe)
+    chunks = [replace(chunk, weight_bytes=size) for chunk, size in zip(equal.chunks, (1.0, 2.0, 3.0, 6.0), strict=True)]
+    assert simulate(pipe, replace(equal, chunks=tuple(chunks))).mean_delay == 3 / 12
+    assert simulate(pipe, Cost.uniform(pipe, weight_bytes=0.0)).mean_delay == 0.5  # all chunks alike
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8, 16])
@@ -97,7 +127,7 @@ def test_in_flight(p: int, m: int) -> None:
     assert run("1f1b", p, m).in_flight == tuple(p - r for r in ranks)
     assert run("zb-h1", p, m).in_flight == (p,) * p
     assert run("wpipe", p, m).in_flight == tuple((2 * p - r) / 2 for r in ranks)
-    for name in ("pipedream", "2bw", "xpipe", "spectrain", "pipeoptim"):
+    for name in ("pipedream", "2bw", "paci", "xpipe", "spectrain", "pipeoptim"):
         assert run(name, p, m).in_flight == tuple(p - r for r in ranks), name
 
 

@@ -151,13 +151,14 @@ def test_a_late_update_holds_two_gradients() -> None:
         ("xpipe", {"versions": "exact"}, [1, 1, 1, 0]),  # the backward reads the newest; the last rank has no delay
         ("spectrain", {}, [1, 1, 1, 1]),  # while an action runs
         ("pipeoptim", {}, [1, 1, 1, 0]),
+        ("wpipe", {"predict": "published", "fresh": True}, [0.5] * 4),  # late micro-batches share one prediction
     ],
 )
-def test_predicted_weights_are_temporary(name: str, options: dict[str, Any], temporaries: list[int]) -> None:
+def test_predicted_weights_are_temporary(name: str, options: dict[str, Any], temporaries: list[float]) -> None:
     run = simulate(schedule(name, stages=4, microbatches=8, **options))
     assert [rank.bytes["buffers"] for rank in run.memory] == temporaries
     assert [rank.bytes["extra_versions"] for rank in run.memory] == [0, 0, 0, 0]
-    assert run.versions == (1, 1, 1, 1)
+    assert set(run.versions) == {1}
 
 
 def test_predictions_that_the_backward_reuses_do_not_accumulate() -> None:

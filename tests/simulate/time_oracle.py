@@ -6,6 +6,7 @@ It reads a schedule's streams, placement and number of micro-batches, and nothin
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from weft.schedule import Schedule
@@ -63,8 +64,13 @@ def duration(cost: ChunkCost, op: str) -> float:
     return times["I"] + times["W"] if op == "B" else times[op]
 
 
-def spans(schedule: Schedule, cost: Cost, minibatches: int) -> dict[Key, Span]:
-    """Start and end of every action of a window, by running each rank as far as possible."""
+def spans(
+    schedule: Schedule, cost: Cost, minibatches: int, *, stalls: Mapping[Key, float] | None = None
+) -> dict[Key, Span]:
+    """Start and end of every action of a window, by running each rank as far as possible.
+
+    `stalls` are actions that take longer than their cost.
+    """
     todo = [iter(run) for run in order(schedule, minibatches)]
     heads = [next(run, None) for run in todo]
     clock, free = [0.0] * schedule.stages, dict[tuple[int, int], float]()
@@ -80,7 +86,7 @@ def spans(schedule: Schedule, cost: Cost, minibatches: int) -> dict[Key, Span]:
                 if needs and when is None:
                     break
                 start = clock[rank] if when is None else max(clock[rank], when)
-                end = clock[rank] = start + duration(cost.chunks[chunk], op)
+                end = clock[rank] = start + duration(cost.chunks[chunk], op) + (stalls or {}).get(key, 0.0)
                 done[key] = Span(rank, start, end, when)
                 heads[rank], moved = next(todo[rank], None), True
                 receiver = chunk + 1 if op == "F" else chunk - 1

@@ -4,16 +4,28 @@ import json
 import os
 import re
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weft.cli import main
 from weft.errors import WeftError
 from weft.schedule import METHODS
-from weft.train.config import load, to_toml
+from weft.train import job as job_module
+from weft.train.config import load, option, to_toml
 from weft.train.data import DATA
-from weft.train.job import OPTIMIZERS, Job, job_of, ranks_of, read_job_of_run, resolved, schedule_of
+from weft.train.job import (
+    OPTIMIZERS,
+    Job,
+    ScheduleChoice,
+    job_of,
+    ranks_of,
+    read_job_of_run,
+    resolved,
+    schedule_of,
+)
 from weft.train.models import MODELS
 from weft.train.optimizers import CLASSES
 
@@ -63,6 +75,42 @@ def test_bf16_of_an_earlier_weft_is_autocast(precision: str, tmp_path: Path) -> 
         assert job_of(str(file), ["train.precision=bf16"]).train.precision == "bf16"
 
 
+def test_a_job_of_an_earlier_weft_reads_as_in_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the default is now; what users write by hand has today's default."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class FreshChoice(ScheduleChoice):
+        fresh: bool = option(True, "another default")
+
+    @dataclass(frozen=True, kw_only=True)
+    class FreshJob(Job):
+        schedule: FreshChoice = field(default_factory=FreshChoice)
+
+    monkeypatch.setattr(job_module, "Job", FreshJob)
+    written = to_toml(job_of(None))
+    second = re.sub("(?m)^fresh = .*\n", "", written).replace("format = 3 ", "format = 2 ")
+    first = re.sub("(?m)^format = .*\n", "", second)
+    assert len({written, second, first}) == 3
+    file = tmp_path / "job.toml"
+    for text, expected in [
+        (written, True),
+        (second, False),
+        (first, False),
+        ('[schedule]\nname = "wpipe"\n', True),
+        ("[schedule]\nfresh = false\n", False),
+    ]:
+        file.write_text(text)
+        assert job_of(str(file)).schedule.fresh == read_job_of_run(tmp_path).schedule.fresh == expected
+        assert schedule_of(job_of(str(file))).options.get("fresh", False) == expected
+        assert read_job_of_run(tmp_path, ["schedule.fresh=true"]).schedule.fresh
+
+
+def test_fresh_reads_are_for_wpipe() -> None:
+    assert schedule_of(job_of(None, ["schedule.fresh=true"])).options == {"fresh": True}
+    with pytest.raises(WeftError, match="2bw with fresh reads is pipedream"):
+        job_of(None, ["schedule.fresh=true", "schedule.name=2bw"])
+
+
 @pytest.mark.parametrize("registry", [MODELS, DATA])
 def test_every_name_can_be_printed(registry: dict[str, type], tmp_path: Path) -> None:
     section = "model" if registry is MODELS else "data"
@@ -87,6 +135,9 @@ WRONG = {
     "schedule.recompute=[true, 1]": r"schedule.recompute\[1\] must be one of false, true, layer",
     "schedule.recompute=[true]": r"one of them a chunk \(got \[True\], chunks: 4\)",
     "schedule.recompute=[[true]]": r"one of them a chunk \(got \[\[True\]\], chunks: 4\)",
+    "schedule.slack=0": "wpipe has no option 'slack'",
+    "schedule.slack=-1": "schedule.slack must be a number of at least 0",
+    "schedule.split=false": "wpipe has no option 'split'",
     "schedule.name=wpip": "did you mean 'wpipe'",
     "schedule.name=missing.csv": "missing.csv",
     "schedule.replicas=3": "schedule.replicas must divide the number of ranks",
@@ -118,7 +169,25 @@ def test_recompute_of_all_chunks_or_of_each(value: str, tmp_path: Path) -> None:
     assert job_of(str(file)) == job
 
 
+@pytest.mark.parametrize(
+    ("sets", "options"),
+    [
+        ([], {}),
+        (["schedule.slack=0.5", "schedule.split=true"], {}),
+        (["schedule.slack=0"], {"slack": 0}),
+        (["schedule.slack=1.5", "schedule.split=false"], {"slack": 1.5, "split": False}),
+        (["schedule.predict=exact"], {"predict": "exact"}),
+    ],
+)
+def test_options_of_weave(sets: list[str], options: dict[str, Any]) -> None:
+    job = job_of(None, ["schedule.name=weave", "schedule.ranks=2", "schedule.microbatches=8", *sets])
+    assert schedule_of(job).options == options
+
+
 def test_split_backwards_are_not_recomputed_by_layer() -> None:
+    with pytest.raises(WeftError, match=r"weave splits backwards.*use recompute=True.*such as weave with split=False"):
+        job_of(None, ["schedule.name=weave", "schedule.recompute=layer"])
+    job_of(None, ["schedule.name=weave", "schedule.recompute=layer", "schedule.split=false"])
     with pytest.raises(WeftError, match=r"zb-h1 splits backwards.*use recompute=True"):
         job_of(None, ["schedule.name=zb-h1", "schedule.recompute=layer"])
 

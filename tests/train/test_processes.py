@@ -183,9 +183,9 @@ def test_ranks_are_new_interpreters(tmp_path: Path) -> None:
 
 
 def test_a_mistake_that_only_ranks_notice_is_one_line(commands: Commands) -> None:
-    done = commands.run("train", *tiny(schedule__name="xpipe", train__clip_norm=1.0), "--max-restarts", "3")
+    done = commands.run("train", *tiny(schedule__name="1f1b", schedule__cure="gapaware"), "--max-restarts", "3")
     assert done.code == 2
-    assert done.err.startswith("weft: clip_norm needs one norm over all chunks")
+    assert done.err.startswith("weft: gap")
     assert len(done.err.splitlines()) == 1
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from weft.schedule import find_block
+
 LR, MOMENTUM = 0.3, 0.9  # so fast that a wrong delay shows within a few updates
 
 
@@ -31,7 +33,7 @@ Law: TypeAlias = Callable[[int, int], Reads]  # chunk k, micro-batch j
 
 
 def laws(stages: int, microbatches: int) -> dict[str, Law]:
-    """The formula of each method for `n` stages and `m` micro-batches."""
+    """The formula of each method for `n` stages and `m` micro-batches; `weave` without slack."""
     n, m = stages, microbatches
 
     def late(k: int, j: int) -> int:
@@ -40,11 +42,15 @@ def laws(stages: int, microbatches: int) -> dict[str, Law]:
     def xpipe(k: int, j: int) -> Reads:
         return Reads(late(k, 0), _half_up((n + m - k / 2 - 2) / m), _half_up((m + k // 2 - 1) / m))
 
+    block = find_block(n, 0, True)
+
     return {
         **dict.fromkeys(("gpipe", "1f1b", "interleaved", "zb-h1"), lambda k, j: Reads(0)),
         "pipedream": lambda k, j: Reads(late(k, j)),
         "2bw": lambda k, j: Reads(1),
         "wpipe": lambda k, j: Reads(1 if k < n else 0),
+        "paci": lambda k, j: Reads(late(k, j), 0, 0),
+        "weave": lambda k, j: Reads(max(0, math.ceil((block.chunk(k).in_flight - 1 - j) / m))),
         "xpipe": xpipe,
         "spectrain": lambda k, j: Reads(late(k, j), k // 2 + n - k - 1, k // 2),
         "pipeoptim": lambda k, j: Reads(late(k, j), n - k - 1, 0),

@@ -18,7 +18,7 @@ from weft.doctor.checks import Broken, Check, Found, NotHere
 from weft.doctor.ranks import PIPELINE_DEADLINE, Place, moment_file
 from weft.runtime import Pipeline
 from weft.runtime.process import this_rank
-from weft.schedule import METHODS, schedule
+from weft.schedule import METHODS, Schedule, schedule
 
 WIDTH, ROWS = 16, 4  # of a layer and of a micro-batch
 UPDATES = 6
@@ -144,19 +144,23 @@ def judge_death(problem: str, seconds: float) -> Found:
 
 
 def _pipeline(method: str, dtype: str, place: Place, *, seed: int = 1) -> Pipeline:
-    chunks = schedule(method, stages=place.stages, microbatches=place.stages).chunks
+    order = _schedule(method, place)
     return Pipeline(
-        _model(chunks, dtype, place, seed=seed),
+        _model(order.chunks, dtype, place, seed=seed),
         loss_fn=functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=oracle.LR, momentum=oracle.MOMENTUM),
-        schedule=method,
-        microbatches=place.stages,
+        schedule=order,
         stages=place.stages,
-        balance=[1] * chunks,
+        balance=[1] * order.chunks,
         precision="bf16" if dtype == "bf16" else None,
         deadline=PIPELINE_DEADLINE,
         device=place.device,
     )
+
+
+def _schedule(method: str, place: Place) -> Schedule:
+    options = {"slack": 0} if method == "weave" else {}  # more slack needs more micro-batches
+    return schedule(method, stages=place.stages, microbatches=place.stages, **options)
 
 
 def _train(pipe: Pipeline, batches: list[tuple[Tensor, Tensor]]) -> None:

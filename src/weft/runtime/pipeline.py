@@ -60,6 +60,7 @@ class Pipeline:
         recompute: RecomputeChoice | Sequence[RecomputeChoice] | None = None,
         lr_scheduler: SchedulerMaker | None = None,
         clip_norm: float | None = None,
+        norm: Literal["group", "global"] = "group",
         precision: Literal["fp32", "bf16", "bf16-autocast"] | None = None,
         nan: Literal["stop", "skip"] = "stop",
         max_skips: int = 10,

@@ -13,9 +13,9 @@ from torch import nn
 from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS, resident_sets
 from weft.runtime.assembly import Assembly
 from weft.runtime.process import Resident, malloc_settings, resident
-from weft.schedule import Action, Block, Op, Schedule, Step, Timeline
+from weft.schedule import Action, Block, Op, Schedule, Step, Timeline, mean_over_chunks
 from weft.simulate import CATEGORIES
-from weft.text import format_bytes, format_count
+from weft.text import format_bytes, format_count, format_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,19 @@ class Report:
     replicas: int
     ranks: tuple[dict[str, Any], ...]
 
+    @property
+    def mean_delay(self) -> float:
+        """In updates, over the micro-batches and parameters of a replica; a tied parameter counts in each chunk."""
+        return _mean_delay(self._chunks)
+
+    @property
+    def _chunks(self) -> list[dict[str, Any]]:
+        return [chunk for rank in self.ranks[: self.schedule.stages] for chunk in rank["chunks"]]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        return self.schedule.about() | {"replicas": self.replicas, "ranks": list(self.ranks)}
+        figures = {"replicas": self.replicas, "mean_delay": self.mean_delay, "ranks": list(self.ranks)}
+        return self.schedule.about() | figures
 
     def __str__(self) -> str:
         device = sorted({name for rank in self.ranks for name in rank.get("allocator", {})})
@@ -45,7 +55,8 @@ class Report:
             for rank in self.ranks
         ]
         lines = _table([[cell.replace("_", " ") for cell in head], *rows])
-        return "\n".join([f"{self.schedule.title}; memory at its peak", *lines, *self._resident(), *self._staleness()])
+        title = f"{self.schedule.title}; memory at its peak"
+        return "\n".join([title, *lines, *self._resident(), self._delay(), *self._staleness()])
 
     def _resident(self) -> list[str]:
         """The resident set of each process, and what its peak consists of."""
@@ -58,6 +69,11 @@ class Report:
         malloc = ", ".join(sorted({rank["malloc"] for rank in self.ranks}))
         return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows]), f"malloc settings: {malloc}"]
 
+    def _delay(self) -> str:
+        largest, ahead = (max(chunk[name] for chunk in self._chunks) for name in ("delay", "ahead"))
+        predicted = f"; predicted up to {format_count(ahead, 'update')} ahead" if ahead else ""
+        return f"delay in updates: mean {format_figure(self.mean_delay)}, largest {largest}{predicted}"
+
     def _staleness(self) -> list[str]:
         """How far from the weights that their updates met mini-batches were computed, on average, if sampled."""
         lines = []
@@ -69,6 +85,10 @@ class Report:
                 f"distance to the weights met: {predicted:.3g}, without prediction {stale:.3g}"
             )
         return lines
+
+
+def _mean_delay(chunks: Sequence[dict[str, Any]]) -> float:
+    return mean_over_chunks([chunk["mean_delay"] for chunk in chunks], [chunk["parameters"] for chunk in chunks])
 
 
 def _table(rows: list[list[str]]) -> list[str]:
@@ -130,20 +150,21 @@ def _signed(nbytes: int) -> str:
 
 def gather_timeline(assembly: Assembly, minibatches: int | None) -> Timeline:
     """What the first replica did in the last mini-batches since a flush, measured; every process asks."""
-    zero = assembly.transport.zero
+    zero, workers = assembly.transport.zero, [worker for worker in assembly.driver.workers if worker.replica == 0]
     for worker in assembly.driver.workers:
         worker.meter.read()
     own = [
         [worker.rank, [_packed(step, start - zero, end - zero) for step, start, end in cycle]]
-        for worker in assembly.driver.workers
-        if worker.replica == 0
+        for worker in workers
         for cycle in list(worker.meter.cycles)[-(minibatches or len(worker.meter.cycles)) :]
     ]
-    gathered = assembly.collectives.all_gather(own, purpose="gather a timeline")
-    return _timeline(assembly.schedule, [cycle for cycles in gathered for cycle in cycles])
+    chunks = [chunk for worker in workers for chunk in worker.delays()]
+    gathered = assembly.collectives.all_gather((own, chunks), purpose="gather a timeline")
+    mean_delay = _mean_delay([chunk for _, chunks in gathered for chunk in chunks])
+    return _timeline(assembly.schedule, [cycle for cycles, _ in gathered for cycle in cycles], mean_delay)
 
 
-def _timeline(schedule: Schedule, cycles: Sequence[tuple[int, list[list[Any]]]]) -> Timeline:
+def _timeline(schedule: Schedule, cycles: Sequence[tuple[int, list[list[Any]]]], mean_delay: float) -> Timeline:
     """The packed blocks of all ranks, from the start of the first one on."""
     blocks = []
     for rank, packed_blocks in cycles:
@@ -161,6 +182,7 @@ def _timeline(schedule: Schedule, cycles: Sequence[tuple[int, list[list[Any]]]])
         minibatches=len(minibatches),
         blocks=tuple(moved),
         makespan=max((block.end for block in moved), default=0.0),
+        mean_delay=mean_delay,
     )
 
 

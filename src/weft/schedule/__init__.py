@@ -24,7 +24,9 @@ from weft.schedule.actions import (
 from weft.schedule.catalog import METHODS, Method, schedule
 from weft.schedule.core import Schedule, check_sizes
 from weft.schedule.csv_format import load_csv, read_csv, torch_can_express, write_csv
-from weft.schedule.lower import Program, Step, lower, prediction_of, shared_weights
+from weft.schedule.delays import max_ahead, max_delay, mean_delay, mean_over_chunks
+from weft.schedule.find_block import DEFAULT_SLACK, find_block
+from weft.schedule.lower import Program, Row, Step, lower, prediction_of, shared_weights
 from weft.schedule.recompute import (
     RecomputeChoice,
     check_autocast,
@@ -40,6 +42,7 @@ from weft.schedule.weights import Weights
 
 __all__ = [
     "BACKWARDS",
+    "DEFAULT_SLACK",
     "METHODS",
     "NONE",
     "RETIRING",
@@ -53,6 +56,7 @@ __all__ = [
     "Op",
     "Program",
     "RecomputeChoice",
+    "Row",
     "Rows",
     "Schedule",
     "Step",
@@ -66,12 +70,17 @@ __all__ = [
     "check_autocast",
     "check_recompute",
     "check_sizes",
+    "find_block",
     "is_any",
     "is_recompute_choice",
     "join",
     "load_csv",
     "load_schedule_function",
     "lower",
+    "max_ahead",
+    "max_delay",
+    "mean_delay",
+    "mean_over_chunks",
     "pair_up",
     "prediction_of",
     "read_csv",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import WeftError
@@ -13,10 +13,12 @@ from weft.schedule.methods import (
     gpipe,
     interleaved,
     one_f_one_b,
+    paci,
     pipedream,
     pipeoptim,
     spectrain,
     two_buffered,
+    weave,
     wpipe,
     xpipe,
     zb_h1,
@@ -35,6 +37,8 @@ class Method:
     needs: str  # rule for the number of micro-batches
     weights: str  # forward; backward
     summary: str
+    instead: Mapping[str, str] = field(default_factory=dict)  # for an option that it lacks: what to use
+    variants: tuple[Mapping[str, Any], ...] = ()  # options with which tables of figures show it, too
 
     @property
     def options(self) -> dict[str, Any]:
@@ -85,13 +89,31 @@ METHODS: dict[str, Method] = {
         needs=">= p",
         weights="W(t-1); same",
         summary="no bubble, two versions, one update late",
+        variants=({"warmup": 2},),
+        instead={"fresh": "2bw with fresh reads is pipedream with at least as many micro-batches as stages"},
     ),
     "wpipe": Method(
         build=wpipe,
         asynchronous=True,
         needs="multiple of p",
         weights="G0 W(t-1), G1 W(t); same",
-        summary="no bubble, half of 2bw's extra weights and delay",
+        summary="no bubble, half of 2bw's extra weights and delay; fresh: less delay",
+        variants=({"fresh": True}, {"warmup": 2}, {"warmup": 2, "fresh": True}),
+    ),
+    "paci": Method(
+        build=paci,
+        asynchronous=True,
+        needs=">= p",
+        weights="newest; newest",
+        summary="no bubble, no extra versions; the two passes read different weights",
+    ),
+    "weave": Method(
+        build=weave,
+        asynchronous=True,
+        needs=">= 4p/3",
+        weights="newest; same",
+        summary="no bubble, half of wpipe's activations, few late micro-batches",
+        variants=({"slack": 0}, {"split": False}),
     ),
     "xpipe": Method(
         build=xpipe,
@@ -125,9 +147,10 @@ def schedule(name: str, *, stages: int, microbatches: int, **options: Any) -> Sc
     for option in options:
         if option not in method.options:
             known = ", ".join(method.options) or "none"
-            raise WeftError(
-                f"{name} has no option {option!r}{did_you_mean(option, method.options)}; its options are: {known}"
-            )
+            hint = did_you_mean(option, method.options)
+            if option in method.instead:
+                hint = f" ({method.instead[option]})"
+            raise WeftError(f"{name} has no option {option!r}{hint}; its options are: {known}")
     check_sizes(stages=stages, microbatches=microbatches)
     check_work(stages=stages, microbatches=microbatches, chunks=stages)
     return method.build(int(stages), int(microbatches), **options)

@@ -118,7 +118,9 @@ def _about(text: str) -> dict[str, Any]:
     options, method = about.get("options", {}), METHODS.get(about.get("name", ""))
     for option, value in options.items() if method else ():
         assert method is not None
-        if option not in method.options or type(value) is not type(method.options[option]):
+        default = method.options.get(option)
+        kind = str if default is None else type(default)
+        if option not in method.options or type(value) is not kind:
             raise WeftError(f"{about['name']} has the options {method.options} (got {option}: {value!r})")
     return about
 

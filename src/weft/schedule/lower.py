@@ -2,6 +2,7 @@
 
     updates      a chunk without updates gets one after the last backward of each mini-batch
     alignment    cycles are numbered so that the youngest mini-batch in cycle `c` is `c`
+    norm order   where updates wait for one norm over all chunks, what reads an update comes after the norm
     reads        the `delay` of the version that each row reads, how far `ahead` it predicts, and which row predicts
     deaths       the row after which a version, or a prediction, is never read again
     hand-overs   which chunk's output an action needs, and which chunk takes its output
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from weft.errors import WeftError
 from weft.schedule.actions import ANY_BACKWARD, BACKWARDS, NONE, RETIRING, Action, Op, Rows, U, is_any, join
 from weft.schedule.core import Schedule
+from weft.schedule.norm_order import in_norm_order
 from weft.schedule.weights import Weights, of_chunk
 
 MAX_LAG = np.iinfo(np.int16).max  # mini-batches between the youngest and the oldest of a stream
@@ -52,6 +54,38 @@ class Step(NamedTuple):
         """`0F4@1!+2*~`: reads version 1, which dies, predicted 2 ahead (*: predicts here, ~: last use)."""
         prediction = f"+{self.ahead}" + "*" * self.predicts + "~" * self.forgets if self.ahead else ""
         return f"{self.action}@{self.version}" + "!" * self.dies + prediction
+
+
+class Row(NamedTuple):
+    """A row of a rank's stream, for all cycles."""
+
+    first: Step  # in cycle 0, and before there was a version 0
+    period: int  # what its index grows by from cycle to cycle
+
+    def step(self, cycle: int) -> Step:
+        """The row in a cycle. Version 0 stands for all earlier versions, and none of those dies."""
+        first = self.first
+        (op, chunk, index), version = first.action, first.version + cycle
+        return Step(
+            Action(op, chunk, index + cycle * self.period),
+            first.minibatch + cycle,
+            max(0, version),
+            first.ahead,
+            first.predicts,
+            first.dies and version >= 0,
+            first.forgets,
+            first.needs,
+            first.feeds,
+            first.source,
+            first.target,
+            cycle,
+            first.row,
+        )
+
+    def is_in(self, cycle: int, minibatches: int | None) -> bool:
+        """Whether its mini-batch in a cycle is one of a window (None: of an endless run)."""
+        minibatch = self.first.minibatch + cycle
+        return minibatch >= 0 and (minibatches is None or minibatch < minibatches)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,52 +119,66 @@ class Program:
                 f"({self.drain} of {cycles} mini-batches to drain); use fewer stages, micro-batches or mini-batches"
             )
 
-    def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:
-        """The steps of a rank in one cycle of a window of mini-batches (None: of an endless run)."""
-        microbatches, placement = self.schedule.microbatches, self.schedule.placement
+    def rows(self, rank: int) -> list[Row]:
+        """What a rank does in every cycle."""
+        microbatches, placement = self.schedule.microbatches, (*self.schedule.placement, -1)  # chunk -1 is nowhere
         columns = (self.op, self.chunk, self.index, self.batch, self.delay, self.ahead)
         flags = (self.predicts, self.dies, self.forgets)
         table = zip(*(column[rank].tolist() for column in columns + flags), strict=True)
+        all_needs, all_feeds, found = self.needs.tolist(), self.feeds.tolist(), []
         for row, (op, chunk, index, batch, delay, ahead, predicts, dies, forgets) in enumerate(table):
-            minibatch = batch + cycle
-            if op == NONE or minibatch < 0 or (minibatches is not None and minibatch >= minibatches):
-                continue
-            needs, feeds = int(self.needs[op, chunk]), int(self.feeds[op, chunk])
-            yield Step(
-                action=Action(Op(op), chunk, index + cycle * (1 if op == Op.U else microbatches)),
-                minibatch=minibatch,
-                version=minibatch + 1 if op == Op.U else max(0, minibatch - delay),
-                ahead=ahead,
-                predicts=predicts,
-                dies=dies and minibatch >= delay,  # version 0 replaces all earlier versions
-                forgets=forgets,
-                needs=needs,
-                feeds=feeds,
-                source=-1 if needs < 0 or placement[needs] == rank else placement[needs],
-                target=-1 if feeds < 0 or placement[feeds] == rank else placement[feeds],
-                cycle=cycle,
-                row=row,
-            )
+            if op != NONE:
+                needs, feeds = all_needs[op][chunk], all_feeds[op][chunk]
+                first = Step(
+                    action=Action(Op(op), chunk, index),
+                    minibatch=batch,
+                    version=batch + 1 if op == Op.U else batch - delay,
+                    ahead=ahead,
+                    predicts=predicts,
+                    dies=dies,
+                    forgets=forgets,
+                    needs=needs,
+                    feeds=feeds,
+                    source=-1 if placement[needs] == rank else placement[needs],
+                    target=-1 if placement[feeds] == rank else placement[feeds],
+                    cycle=0,
+                    row=row,
+                )
+                found.append(Row(first, 1 if op == Op.U else microbatches))
+        return found
+
+    def cycle(self, rank: int, cycle: int, *, minibatches: int | None = None) -> Iterator[Step]:
+        """The steps of a rank in one cycle of a window of mini-batches (None: of an endless run)."""
+        return (row.step(cycle) for row in self.rows(rank) if row.is_in(cycle, minibatches))
 
     def steps(self, rank: int, *, minibatches: int) -> Iterator[Step]:
         """The steps of a rank in a window of mini-batches, from an empty pipeline to an empty pipeline.
 
         After the window only the newest version is read, whether the last read of the others was in the window or not.
         """
+        rows = self.rows(rank)
         for cycle in range(minibatches + self.drain):
-            yield from self.cycle(rank, cycle, minibatches=minibatches)
+            yield from (row.step(cycle) for row in rows if row.is_in(cycle, minibatches))
 
 
-def prediction_of(step: Step, weights: Weights) -> tuple[bool, int]:
-    """The prediction that a step uses: whether a backward made it, and the mini-batch or micro-batch it is for."""
+def prediction_of(step: Step, weights: Weights) -> tuple[bool, int, int]:
+    """The prediction that a step uses: whether a backward made it, and whose it is.
+
+    That of a micro-batch, or of those of a mini-batch that predict as far ahead.
+    """
     by_backward = weights.backward == "newest" and step.action.op != Op.F
-    return by_backward, step.minibatch if weights.bellwether else step.action.index
+    if weights.shares_predictions(step.action.chunk):
+        return by_backward, step.minibatch, step.ahead
+    return by_backward, step.action.index, 0
 
 
 def lower(schedule: Schedule) -> Program:
     """Run all passes on a schedule."""
     streams = [_with_updates(rows, schedule.microbatches) for rows in schedule.streams]
     streams = _aligned(streams, schedule.microbatches)
+    if schedule.weights.norm == "global":
+        schedule = _in_norm_order(replace(schedule, streams=tuple(streams)))
+        streams = list(schedule.streams)
     shape = (schedule.stages, max(map(len, streams)))
     needs, feeds = _hand_overs(schedule.chunks)
     program = Program(
@@ -156,11 +204,13 @@ def lower(schedule: Schedule) -> Program:
 def shared_weights(program: Program, chunks: Sequence[int]) -> Program:
     """The program of weights that several chunks share.
 
-    If a backward reads other weights than its forward, the last chunk would have to wait for the first chunk's update.
-    So shared weights are predicted once per mini-batch, and both passes of all chunks read this prediction.
+    If a backward read other weights than its forward, the last chunk would have to wait for the first chunk's update.
+    So both passes read those of the forward. What is predicted is predicted once per mini-batch, for all chunks.
     """
     weights, placement = program.schedule.weights, program.schedule.placement
-    if not program.ahead.any() and weights.backward == "forward":
+    if not program.ahead.any():
+        if weights.backward == "newest":
+            program = lower(replace(program.schedule, weights=replace(weights, backward="forward")))
         return at_largest_delay(program, chunks)
     delay, ahead = 0, 0
     for chunk in chunks:
@@ -187,7 +237,9 @@ def at_largest_delay(program: Program, chunks: Sequence[int]) -> Program:
         lines = {name: columns[name][rank] for name in columns}
         places = np.flatnonzero((program.chunk[rank] == chunk) & (program.op[rank] != NONE))
         lines["dies"][places] = lines["forgets"][places] = False
-        _deaths({"op": program.op[rank], "batch": program.batch[rank], **lines}, places, program.schedule.weights)
+        _deaths(
+            {"op": program.op[rank], "batch": program.batch[rank], **lines}, places, chunk, program.schedule.weights
+        )
     return replace(program, **columns)
 
 
@@ -217,6 +269,28 @@ def _aligned(streams: list[Rows], microbatches: int) -> list[Rows]:
     return streams
 
 
+def _in_norm_order(schedule: Schedule) -> Schedule:
+    """Pass 2b, of schedules whose updates wait for a norm over all chunks."""
+    m = schedule.microbatches
+    before = [_lower_rank(rows, schedule) for rows in schedule.streams]
+    streams = in_norm_order(schedule.streams, before, chunks=schedule.chunks, microbatches=m)
+    after = [_lower_rank(rows, schedule) for rows in streams]
+    reads = [[_reads_by_action(columns, m) for columns in lowered] for lowered in (before, after)]
+    if reads[0] != reads[1]:
+        raise WeftError(
+            f"{schedule.name} would read other weights if updates waited for one norm over all chunks; "
+            'use norm="group", which does not change the order of work'
+        )
+    return replace(schedule, streams=tuple(_aligned(streams, m)))
+
+
+def _reads_by_action(columns: dict[str, npt.NDArray[Any]], microbatches: int) -> set[tuple[int, ...]]:
+    """Op, chunk and micro-batch of each pass, and how late it reads."""
+    passes = columns["op"] != Op.U
+    table = (columns["op"], columns["chunk"], columns["index"] % microbatches, columns["delay"])
+    return set(zip(*(column[passes].tolist() for column in table), strict=True))
+
+
 def _batch(rows: Rows, microbatches: int) -> Ints:
     """The mini-batch of each row, relative to its cycle."""
     return np.where(rows["op"] == Op.U, rows["index"], rows["index"] // microbatches)
@@ -235,7 +309,7 @@ def _lower_rank(rows: Rows, schedule: Schedule) -> dict[str, npt.NDArray[np.gene
     for number in np.unique(chunk).tolist():
         places = np.flatnonzero(chunk == number)
         _reads(columns, places, number, schedule)
-        _deaths(columns, places, schedule.weights)
+        _deaths(columns, places, number, schedule.weights)
     return columns
 
 
@@ -255,7 +329,12 @@ def _reads(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, sched
         found = newest if not weights.bellwether else np.full_like(batch, newest[first].max(initial=0))
         delay[mask] = found[mask] if wanted_delay is None else wanted_delay
         ahead[mask] = delay[mask] if wanted_ahead is None else wanted_ahead
-        predicts[mask] = (ahead[mask] > 0) & (first[mask] if weights.bellwether else True)
+        users: Ints = np.flatnonzero(mask & (ahead > 0))
+        if weights.bellwether:
+            users = users[j[users] == 0]
+        elif weights.shares_predictions(chunk):
+            users = _ends(users, ahead, batch, places, len(columns["op"]), last=False)
+        predicts[users] = True
 
     choose(forward, of_chunk(weights.delay, chunk), of_chunk(weights.ahead, chunk))
     if weights.backward == "newest":
@@ -279,7 +358,14 @@ def _newest(op: Ints, batch: Ints) -> Ints:
     return newest
 
 
-def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights) -> None:
+def _ends(users: Ints, ahead: Ints, batch: Ints, places: Ints, height: int, *, last: bool) -> Ints:
+    """Of the users that predict equally far, the first or the last of a mini-batch, in whatever cycles they are."""
+    when = (places.astype(np.int64) - batch.astype(np.int64) * height) * (1 if last else -1)
+    alike = (users[ahead[users] == value] for value in np.unique(ahead[users]))
+    return np.array([group[when[group].argmax()] for group in alike], np.int64)
+
+
+def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, chunk: int, weights: Weights) -> None:
     """Pass 4: `dies` and `forgets` of one chunk's rows.
 
     Version `v` is read in cycle `v + delay - batch`; the last of these reads over all cycles counts. A version whose
@@ -304,8 +390,8 @@ def _deaths(columns: dict[str, npt.NDArray[Any]], places: Ints, weights: Weights
     for group in [users] if shared else [users[forward], users[~forward]]:
         if not group.size:
             continue
-        if weights.bellwether:
-            group = group[[(place[group] - batch[group] * height).argmax()]]
+        if weights.shares_predictions(chunk):
+            group = _ends(group, ahead, batch, places, height, last=True)
         elif not (op[group] == Op.F).all():
             group = group[is_any(op[group], RETIRING)]
         columns["forgets"][places[group]] = True

@@ -41,10 +41,11 @@ def recompute_choices(
             f'recompute is true, false or "layer", or one of them a chunk (got {choices}, chunks: {schedule.chunks})'
         )
     if "layer" in choices and splits_backwards(schedule):
+        whole = "weave with split=False" if schedule.name == "weave" else "1f1b"
         raise WeftError(
             f"{schedule.name} splits backwards and computes gradients of weights later, from the graph of the whole "
             'chunk, so recompute="layer" would save nothing; use recompute=True, or a schedule with whole backwards, '
-            "such as 1f1b"
+            f"such as {whole}"
         )
     if any(choices) and not at_any_weights:
         _need_weights_of_forward(

@@ -36,9 +36,14 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
-    """All blocks of a window of mini-batches."""
+    """All blocks of a window of mini-batches, and what is known of the steady state.
+
+    `mean_delay`: over micro-batches and parameters, in updates. `slack`: how much longer messages may take at no cost.
+    """
 
     schedule: Schedule
     minibatches: int
     blocks: tuple[Block, ...]
     makespan: float
+    mean_delay: float | None = None
+    slack: float | None = None

@@ -15,6 +15,7 @@ from typing import NoReturn, TypeAlias
 from weft.errors import ScheduleError, WeftError
 from weft.schedule.actions import NONE, RETIRING, Action, Op
 from weft.schedule.core import Schedule, check_sizes
+from weft.schedule.delays import max_ahead, max_delay, mean_delay
 from weft.schedule.dry_run import DryRun, pass_of
 from weft.schedule.error_grid import order_grid
 from weft.schedule.law import LAWS, Law, in_flight_limit
@@ -48,6 +49,9 @@ class Verdict:
     minibatches: int  # length of the window that was executed
     actions: int
     in_flight: tuple[float, ...]  # peak of each rank, in whole stages
+    delay: tuple[int, ...]  # largest number of updates that forwards are late, per chunk
+    mean_delays: tuple[float, ...]  # the same, mean over micro-batches
+    ahead: tuple[int, ...]  # how many updates they predict beyond the version that they read, at most
     slots: int  # unread messages that a link must hold to avoid a deadlock
 
 
@@ -76,6 +80,9 @@ def verify_program(program: Program, *, slots: int | None = None, in_flight: flo
         minibatches=run.minibatches,
         actions=sum(len(steps) for steps in run.dry_run.steps),
         in_flight=tuple(held / chunks for held, chunks in zip(run.peak, run.chunks_per_rank, strict=True)),
+        delay=tuple(max_delay(program, chunk) for chunk in range(program.schedule.chunks)),
+        mean_delays=tuple(mean_delay(program, chunk) for chunk in range(program.schedule.chunks)),
+        ahead=tuple(max_ahead(program, chunk) for chunk in range(program.schedule.chunks)),
         slots=run.dry_run.needed_slots(),
     )
 
@@ -145,7 +152,7 @@ class _ChunkState:
     alive: set[int] = field(default_factory=lambda: {0})
     died: dict[int, int] = field(default_factory=dict)  # version -> position in the rank's steps
     last_read: dict[int, int] = field(default_factory=dict)
-    predictions: dict[tuple[bool, int], tuple[int, int]] = field(default_factory=dict)  # -> version, ahead
+    predictions: dict[tuple[bool, int, int], tuple[int, int]] = field(default_factory=dict)  # -> version, ahead
 
 
 class _Run:
@@ -296,7 +303,7 @@ class _Run:
     def check_deaths(self) -> None:
         """After the run: every prediction was freed, and every version at the first possible moment."""
         for number, (chunk, rank) in enumerate(zip(self.chunks, self.schedule.placement, strict=True)):
-            for by_backward, _ in chunk.predictions:
+            for by_backward, *_ in chunk.predictions:
                 problem = f"chunk {number} never frees a {'backward' if by_backward else 'forward'} prediction"
                 self.fail("predictions", problem, rank, -1)
             replaced = {

@@ -25,7 +25,10 @@ class Weights:
                   in between, so it reads the weights that the mini-batch's update will change
     `ahead_backward`   the same for a backward with "newest"
     `bellwether`  the first micro-batch of a mini-batch selects (and predicts) the weights of all its micro-batches;
-                  False: each micro-batch selects its own
+                  False: each micro-batch selects its own, and those of a mini-batch that keep the same prediction for
+                  their backwards share it
+    `norm`        "global": an update waits for the norm of the gradients of all chunks, and the streams are put in an
+                  order that lets it (`norm_order.py`); "group": chunks that would have to wait have norms of their own
 
     `delay`, `ahead` and `ahead_backward` are one value for all chunks, or a tuple with one value per chunk.
     """
@@ -35,6 +38,7 @@ class Weights:
     ahead: int | tuple[int | None, ...] | None = 0
     ahead_backward: int | tuple[int, ...] = 0
     bellwether: bool = False
+    norm: Literal["group", "global"] = "group"
 
     def __post_init__(self) -> None:
         for name in ("delay", "ahead", "ahead_backward"):
@@ -46,10 +50,16 @@ class Weights:
             raise WeftError(f"Weights.bellwether is true or false (got {self.bellwether!r})")
         if self.backward not in ("forward", "newest"):
             raise WeftError(f'Weights.backward is "forward" or "newest" (got {self.backward!r})')
+        if self.norm not in ("group", "global"):
+            raise WeftError(f'Weights.norm is "group" or "global" (got {self.norm!r})')
         if self.backward == "forward" and any(_entries(self.ahead_backward)):
             raise WeftError(
                 'Weights.ahead_backward needs backward="newest": otherwise a backward reads the weights of its forward'
             )
+
+    def shares_predictions(self, chunk: int) -> bool:
+        """Whether micro-batches of a mini-batch that predict equally far use one prediction."""
+        return self.bellwether or (self.backward == "forward" and of_chunk(self.ahead, chunk) is None)
 
     def check(self, chunks: int) -> None:
         """Reject a policy for another number of chunks."""
@@ -62,15 +72,16 @@ class Weights:
                 )
 
 
-def predicting_weights(versions: object) -> Weights:
+def predicting_weights(versions: object, *, bellwether: bool = True) -> Weights:
     """The policy that adds prediction to an order of work: every chunk reads the weights that its update will change.
 
-    The first micro-batch of a mini-batch predicts from the newest version, as many updates ahead as lie in between.
-    The backward reads the same weights ("published"), or the newest ("exact"), which are those that the update is
-    applied to; then nothing is kept from forward to backward.
+    The first micro-batch of a mini-batch (without `bellwether`: each of them) predicts from the newest version, as
+    many updates ahead as lie in between. The backward reads the same weights ("published"), or the newest ("exact"),
+    which are those that the update is applied to; then nothing is kept from forward to backward.
     """
     check_versions("predict", versions)
-    return Weights(delay=None, ahead=None, backward="newest" if versions == "exact" else "forward", bellwether=True)
+    backward: Literal["forward", "newest"] = "newest" if versions == "exact" else "forward"
+    return Weights(delay=None, ahead=None, backward=backward, bellwether=bellwether)
 
 
 def check_versions(name: str, versions: object) -> None:

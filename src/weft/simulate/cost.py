@@ -27,7 +27,8 @@ class ChunkCost:
 
     `input_bytes` is the size of the message to this chunk (and of the gradient that it sends back). A forward keeps
     `activation_bytes` for its backward, which include the input. `weight_bytes` are those of one version, as passes
-    read it; with mixed precision, it is rounded from the masters.
+    read it; with mixed precision, it is rounded from the masters. If a backward is split, `deferred_bytes` are held
+    between its halves; by default all of the activations.
 
     With `recompute`, a forward keeps `kept_bytes` (its input), and the backward runs it again, which adds
     `rebuilt_bytes` (the rest of the activations). With "layer", it keeps the input of each of its `layers`, and the
@@ -48,6 +49,7 @@ class ChunkCost:
     layers: float = 1.0
     kept_bytes: float | None = None
     rebuilt_bytes: float | None = None
+    deferred_bytes: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -69,6 +71,11 @@ class ChunkCost:
         kept = layers * self.input_bytes if self.kept_bytes is None else self.kept_bytes
         rest = self.activation_bytes / layers - self.input_bytes
         return kept, rest if self.rebuilt_bytes is None else self.rebuilt_bytes
+
+    @property
+    def held_between_halves(self) -> float:
+        """What a micro-batch holds between the input gradient and the weight gradient of a split backward."""
+        return sum(self.held_bytes) if self.deferred_bytes is None else self.deferred_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

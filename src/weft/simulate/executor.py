@@ -68,6 +68,9 @@ class Executor:
         self.program = program
         self.ranks, self.chunks, self.microbatches = schedule.stages, schedule.chunks, schedule.microbatches
         self.max_cycles = max(1, self.ranks // program.op.shape[1])  # cycles per segment
+        self.after_norm = _after_norm(program)  # rows that read what the previous cycle updated, if that needs a norm
+        if self.after_norm is not None:
+            self.max_cycles = 1
         # number of micro-batches that can be in transit at once
         self.ring = (
             int(program.index.max()) + 1 - int(program.index.min(initial=0)) + (self.max_cycles - 1) * self.microbatches
@@ -128,6 +131,8 @@ class Executor:
         height = int(busy[-1]) + 1 if busy.size else 0  # the ends of the streams are idle while the pipeline drains
         live = live[:, :height]
         kind, column = self._rows(number, live)
+        after_norm = self._after_norm(cycles.start, height)
+        normed = self.clock.max()  # a cycle ends with the updates that make a norm (`norm_order.py`)
         end = np.empty(live.shape)
         arrived = np.empty(live.shape) if self.sizes else None
         segment = Segment(cycles=cycles, live=live, end=end, arrived=arrived)
@@ -150,6 +155,8 @@ class Executor:
                 slot, when = slot[ready], when[ready]
                 if not at.size:
                     self._deadlock(cycles.start, int(going[0]), int(place[going[0]] % height))
+            if after_norm is not None:
+                when = np.where(after_norm[at], np.maximum(when, normed), when)
             done = np.maximum(clock[ranks], when) + self.duration[what]
             end[at] = done
             if arrived is not None:
@@ -173,6 +180,11 @@ class Executor:
         shift = number * np.int32(self.microbatches) % np.int32(self.ring)
         column = ((index + shift) % np.int32(self.ring)).reshape(self.ranks, -1)[:, : live.shape[1]]
         return np.where(live, kind, np.int32(len(Op) * self.chunks)).ravel(), column.ravel()
+
+    def _after_norm(self, cycle: int, height: int) -> npt.NDArray[np.bool_] | None:
+        """The rows of a cycle that wait for a norm, flat; before the first update there is none."""
+        first = 1 - int(self.program.batch[self.program.op == Op.U].min(initial=0))
+        return self.after_norm[:, :height].ravel() if self.after_norm is not None and cycle >= first else None
 
     def _send(self, ranks: slice | Ints, what: Ints, done: Floats) -> Floats:
         """When the outputs of actions that ended at `done` arrive."""
@@ -205,3 +217,13 @@ class Executor:
             "no deadlock",
             f"every rank waits for another rank; rank {rank} waits before {action}; weft.verify shows the grid",
         )
+
+
+def _after_norm(program: Program) -> npt.NDArray[np.bool_] | None:
+    """The rows that wait for the norm of the cycle before theirs; None if updates do not wait for a global norm."""
+    if program.schedule.weights.norm != "global":
+        return None
+    updated = program.batch[program.op == Op.U].min()
+    after: npt.NDArray[np.bool_] = (program.batch - program.delay >= updated) & (program.op != Op.U)
+    after &= program.op != NONE
+    return after

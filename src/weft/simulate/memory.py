@@ -6,7 +6,8 @@ extra_versions   older versions that will still be read
 gradients        of a chunk, from a mini-batch's first weight gradient in it (B or W) to its update
 optimizer        the state of the optimizer
 activations      from the start of a forward to the end of its backward (with recompute: only the input until the
-                 backward starts; by layer: the inputs of all layers, and from then on one layer more)
+                 backward starts; by layer: the inputs of all layers, and from then on one layer more; between the
+                 halves of a split backward: what the second one needs)
 buffers          inputs that have arrived and wait for their action, also from a chunk of the same rank; predicted
                  weights while they are used
 """
@@ -75,7 +76,8 @@ class _Sizes:
         kept, rebuilt = np.array([chunk.held_bytes for chunk in cost.chunks], np.float64).T
         keeps, drops, handed = (np.zeros(program.needs.shape) for _ in range(3))
         keeps[Op.F], keeps[Op.B], keeps[Op.I] = kept, rebuilt, rebuilt
-        drops[RETIRING, :] = kept + rebuilt
+        deferred = column("held_between_halves")
+        drops[Op.B], drops[Op.I], drops[Op.W] = kept + rebuilt, kept + rebuilt - deferred, deferred
         handed[Op.F, 1:] = inputs[1:]
         handed[BACKWARDS, :-1] = inputs[1:]
         op = np.repeat(np.arange(len(Op), dtype=np.int8), len(cost.chunks))

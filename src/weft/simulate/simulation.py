@@ -8,15 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from weft.errors import WeftError
-from weft.schedule import Block, Op, Program, Schedule, Timeline, check_sizes, lower
+from weft.schedule import (
+    Block,
+    Op,
+    Program,
+    Schedule,
+    Timeline,
+    check_sizes,
+    lower,
+    max_ahead,
+    max_delay,
+    mean_delay,
+    mean_over_chunks,
+)
 from weft.simulate.cost import Cost, action_durations, message_bytes
 from weft.simulate.executor import Executor, Segment, State
 from weft.simulate.memory import RankMemory, measure
+from weft.simulate.slack import Slack, slack
 
 LOOK_BACK = 64  # earlier states to compare with
 PATIENCE = 100_000  # rows per rank to run, once the pipeline is full, before the search for a steady state ends
@@ -41,11 +55,18 @@ class Simulation:
     fill: float  # makespan - minibatches x period: the idle time of filling and draining
     versions: tuple[int, ...]  # largest number held, the newest included, per chunk
     delay: tuple[int, ...]  # largest number of updates between the version read and the version updated, per chunk
+    mean_delay: float  # the same, mean over micro-batches and parameters (the weight bytes of the chunks)
+    mean_delays: tuple[float, ...]  # mean over micro-batches, per chunk
     ahead: tuple[int, ...]  # how many updates ahead forwards predict, per chunk
     in_flight: tuple[float, ...]  # largest number of micro-batches, in whole stages, per rank
     messages_per_microbatch: float  # hand-overs from chunk to chunk
     memory: tuple[RankMemory, ...]  # peak, per rank
     traffic: dict[tuple[int, int], tuple[int, float]]  # (from, to) -> messages and bytes per mini-batch
+
+    @cached_property
+    def slack(self) -> Slack | None:
+        """Computed when it is asked for; None for a schedule with too many actions."""
+        return slack(self.schedule, self.cost)
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as plain JSON data."""
@@ -60,8 +81,11 @@ class Simulation:
             "fill": self.fill,
             "versions": list(self.versions),
             "delay": list(self.delay),
+            "mean_delay": self.mean_delay,
+            "mean_delays": list(self.mean_delays),
             "ahead": list(self.ahead),
             "in_flight": list(self.in_flight),
+            "slack": None if self.slack is None else self.slack.as_dict(),
             "messages_per_microbatch": self.messages_per_microbatch,
             "memory": [rank.bytes | {"total": rank.total} for rank in self.memory],
             "traffic": [
@@ -106,6 +130,8 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
     memory = measure(program, cost, segments)
     versions = {chunk: held for rank in memory for chunk, held in rank.versions.items()}
     traffic, messages = _traffic(program, cost, tallies)
+    chunks = range(schedule.chunks)
+    of_model, of_chunks = _mean_delay(program, cost)
     return Simulation(
         schedule=schedule,
         cost=cost,
@@ -117,9 +143,11 @@ def simulate(schedule: Schedule, cost: Cost | None = None, *, minibatches: int |
         minibatches=window,
         makespan=makespan,
         fill=_clean(makespan - window * period),
-        versions=tuple(versions.get(chunk, 1) for chunk in range(schedule.chunks)),
-        delay=_max_of_forwards(program, program.delay),
-        ahead=_max_of_forwards(program, program.ahead),
+        versions=tuple(versions.get(chunk, 1) for chunk in chunks),
+        delay=tuple(max_delay(program, chunk) for chunk in chunks),
+        mean_delay=of_model,
+        mean_delays=of_chunks,
+        ahead=tuple(max_ahead(program, chunk) for chunk in chunks),
         in_flight=tuple(rank.in_flight for rank in memory),
         messages_per_microbatch=messages / schedule.microbatches,
         memory=tuple(memory),
@@ -140,11 +168,14 @@ def timeline(schedule: Schedule, cost: Cost | None = None, *, minibatches: int) 
         for step, end in zip(program.steps(rank, minibatches=minibatches), ends, strict=True):
             start = end - float(spent[step.action.op, step.action.chunk])
             blocks.append(Block(rank=rank, start=start, end=end, step=step))
+    spare = slack(schedule, cost)
     return Timeline(
         schedule=schedule,
         minibatches=minibatches,
         blocks=tuple(blocks),
         makespan=max(block.end for block in blocks),
+        mean_delay=_mean_delay(program, cost)[0],
+        slack=None if spare is None else spare.messages,
     )
 
 
@@ -204,12 +235,10 @@ def _traffic(
     return traffic, hand_overs
 
 
-def _max_of_forwards(program: Program, column: np.ndarray) -> tuple[int, ...]:
-    """The largest value of a column among each chunk's forwards."""
-    return tuple(
-        int(column[rank, (program.op[rank] == Op.F) & (program.chunk[rank] == chunk)].max(initial=0))
-        for chunk, rank in enumerate(program.schedule.placement)
-    )
+def _mean_delay(program: Program, cost: Cost) -> tuple[float, tuple[float, ...]]:
+    """The mean delay of the model and of each chunk."""
+    delays = tuple(mean_delay(program, chunk) for chunk in range(len(cost.chunks)))
+    return mean_over_chunks(delays, [chunk.weight_bytes for chunk in cost.chunks]), delays
 
 
 def _clean(value: float) -> float:

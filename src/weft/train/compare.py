@@ -19,7 +19,7 @@ from weft.errors import RunError, WeftError
 from weft.metrics import higher_is_better
 from weft.output import json_safe, write_text
 from weft.simulate import CATEGORIES
-from weft.text import format_bytes, format_clock
+from weft.text import format_bytes, format_clock, format_figure
 from weft.train.config import to_toml
 from weft.train.job import Job, check
 from weft.train.reporting import bubble, reference, run_of
@@ -66,10 +66,10 @@ def _check(member: Job) -> None:
     """Refuse a run before the first one starts. The job is checked already, so what does not work is its schedule."""
     try:
         check(member)
-        if member.train.clip_norm or member.schedule.cure != "none":
-            from weft.train.cure import check_training
+        if member.schedule.cure != "none":
+            from weft.train.cure import check_cure
 
-            check_training(member)
+            check_cure(member)
     except WeftError as problem:
         raise WeftError(f"{problem}; or leave {member.schedule.name} out of --schedules") from None
 
@@ -162,7 +162,7 @@ def _table(runs: Sequence[Summary], metric: str, target: float | None) -> tuple[
     """One row a schedule: means over its seeds, with the spread of the metric."""
     ranks = [rank for summary in runs for rank in summary["ranks"]]
     categories = [name for name in CATEGORIES if any(rank["peak_bytes"].get(name) for rank in ranks)]
-    head = ["schedule", "samples/s", "bubble", "delay", f"final {metric}", f"best {metric}"]
+    head = ["schedule", "samples/s", "bubble", "delay", "mean delay", "slack", f"final {metric}", f"best {metric}"]
     head += [f"time to {target:.4g}" if target is not None else "time to target"]
     head += ["memory, largest rank", *(name.replace("_", " ") for name in categories)]
     return head, [_row(name, group, metric, categories) for name, group in _by_schedule(runs).items()]
@@ -176,6 +176,8 @@ def _row(schedule: str, runs: Sequence[Summary], metric: str, categories: Sequen
         f"{mean(run['samples_per_second'] for run in runs):.1f}",
         f"{mean(run['bubble'] for run in runs):.1%}",
         str(max(max(run["delay"]) for run in runs)),
+        format_figure(runs[0].get("mean_delay")),  # not in summaries of older versions
+        format_figure((runs[0].get("slack") or {}).get("messages")),
         _spread([run["final"][metric] for run in runs if metric in run["final"]]),
         _spread([run["best"]["value"] for run in runs if run["best"]]),
         "not reached" if None in times else format_clock(mean(times)),

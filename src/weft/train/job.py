@@ -15,6 +15,7 @@ from typing import Any
 from weft.environment import is_rank
 from weft.errors import WeftError
 from weft.schedule import (
+    DEFAULT_SLACK,
     METHODS,
     Schedule,
     check_autocast,
@@ -30,7 +31,7 @@ from weft.train.data import DATA, CustomData
 from weft.train.models import MODELS, CustomModel
 from weft.train.trust import check_trust
 
-FORMAT = 2  # of jobs; 1 had no key for it, and its bf16 was autocast
+FORMAT = 3  # of jobs; 2 had no schedule.fresh; 1 had no key for its format, and its bf16 was autocast
 KEYS_OF_FORMAT_1 = {"name", "model", "data", "schedule", "train", "evaluate", "checkpoint", "log"}
 MOST_RANKS = 4  # by default
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax")
@@ -52,6 +53,9 @@ class ScheduleChoice:
     chunks: int = option(0, "interleaved: chunks of each rank; 0: the default of the schedule", least=0)
     warmup: int = option(0, "2bw, wpipe: multiplies the forwards ahead, to hide slow links; 0: the default, 1", least=0)
     vertical_sync: bool = option(False, "pipedream: all stages use the same version")
+    fresh: bool = option(False, "wpipe: forwards read the newest version, which makes fewer micro-batches late")
+    slack: float = option(DEFAULT_SLACK, "weave: time of a hop to hide, in forwards of a stage", least=0)
+    split: bool = option(True, "weave: split backwards, so that fewer micro-batches are in flight")
     predict: str = option(
         "", "weight prediction (xpipe, spectrain and pipeoptim always predict)", allowed=("", "published", "exact")
     )
@@ -87,6 +91,11 @@ class Training:
     betas: list[float] = option([0.7, 0.95], "Adam family: betas; late gradients need less momentum than 0.9")
     weight_decay: float = option(0.01, "decoupled in adamw and nadamw", least=0)
     clip_norm: float = option(0.0, "maximum norm of a mini-batch's gradients; 0: no limit", least=0)
+    norm: str = option(
+        "group",
+        "chunks that share a norm (clip_norm, nan=skip): group: those that need not wait for it; global: all",
+        allowed=("group", "global"),
+    )
     precision: str = option(
         "fp32",
         "bf16: compute with bf16 weights of fp32 masters; bf16-autocast: autocast over fp32 weights",
@@ -181,11 +190,18 @@ def read_job_of_run(folder: Path, sets: Sequence[str] = ()) -> Job:
 
 
 def _upgrade(table: dict[str, Any]) -> None:
-    """A complete job without a format was written by an earlier weft; what users write is seldom complete."""
-    train = table.get("train")
-    is_old = "format" not in table and table.keys() >= KEYS_OF_FORMAT_1
-    if is_old and isinstance(train, dict) and train.get("precision") == "bf16":
+    """Let a job that an earlier weft wrote mean what it meant then.
+
+    A complete job without a format is one of format 1; what users write is seldom complete, and has today's defaults.
+    """
+    is_first = "format" not in table and table.keys() >= KEYS_OF_FORMAT_1
+    schedule, train = (table.get(key) for key in ("schedule", "train"))
+    if is_first and isinstance(train, dict) and train.get("precision") == "bf16":
         train["precision"] = "bf16-autocast"
+    if is_first or table.get("format") == 2:
+        table["format"] = FORMAT
+        if isinstance(schedule, dict):
+            schedule.setdefault("fresh", False)  # as in the paper
 
 
 def user_code_of(job: Job) -> dict[str, str]:
@@ -219,6 +235,11 @@ def check(job: Job) -> None:
         raise WeftError(f"train.optimizer must be one of {', '.join(OPTIMIZERS)} (got {train.optimizer!r}){hint}")
     if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
         raise WeftError(f"train.betas must be two numbers of at least 0 and below 1 (got {train.betas})")
+    if train.norm == "global" and not train.clip_norm and train.nan != "skip":
+        raise WeftError(
+            "train.norm=global lets updates wait for a norm, which only train.clip_norm and train.nan=skip need "
+            f"(train.clip_norm: {train.clip_norm:g}, train.nan: {train.nan}); set one of them, or leave train.norm out"
+        )
     if any(sign in job.name for sign in "/\\") or job.name in (".", ".."):
         raise WeftError(f"name must not contain slashes (got {job.name!r}); set log.folder to choose the place")
     recompute_choices(job.schedule.recompute, schedule)  # type: ignore[arg-type]  # which checks it
@@ -269,7 +290,11 @@ def schedule_of(job: Job) -> Schedule:
     stages = ranks_of(job) // choice.replicas
     sizes = {"stages": stages, "microbatches": choice.microbatches or 2 * stages}
     options: dict[str, Any] = {
-        key: getattr(choice, key) for key in ("chunks", "warmup", "vertical_sync") if getattr(choice, key)
+        key: getattr(choice, key) for key in ("chunks", "warmup", "vertical_sync", "fresh") if getattr(choice, key)
+    }
+    default = ScheduleChoice()
+    options |= {
+        key: getattr(choice, key) for key in ("slack", "split") if getattr(choice, key) != getattr(default, key)
     }
     if choice.name.endswith(".csv"):
         schedule = load_csv(choice.name)

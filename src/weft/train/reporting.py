@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.draw.report import Run, report
 from weft.metrics import resident_sets
-from weft.text import format_bytes, format_clock
+from weft.text import format_bytes, format_clock, format_figure
 from weft.train.run import Folder, read_metrics
 
 
@@ -52,20 +52,17 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
         "training time": format_clock(summary["seconds"]),
         "throughput": f"{summary['samples_per_second']:.1f} samples/s",
         "bubble": f"{bubble(summary):.1%}",
+        "mean delay": f"{format_figure(summary.get('mean_delay'))} updates",  # not in summaries of older versions
         "memory, largest rank": format_bytes(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
     }
     if resident := resident_sets(summary["ranks"]):
         shown["largest resident set"] = format_bytes(max(figures["peak"] for figures in resident.values()))
-    shown |= {f"held-out {name}": _number(value) for name, value in summary["final"].items()}
+    shown |= {f"held-out {name}": format_figure(value) for name, value in summary["final"].items()}
     if summary["best"]:
         shown[f"best {summary['metric']}"] = f"{summary['best']['value']:.4g} at update {summary['best']['update']:,}"
     if summary["restarts"]:
         shown["restarts"] = str(summary["restarts"])
     return shown
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
 def bubble(summary: dict[str, Any]) -> float:

@@ -184,6 +184,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
         example=example_of(spec, job.train.batch // (schedule.microbatches * choice.replicas)),
         recompute=choice.recompute or None,  # type: ignore[arg-type]  # which the check of a job knows to be right
         clip_norm=job.train.clip_norm or None,
+        norm=job.train.norm,  # type: ignore[arg-type]  # one of those that are allowed
         precision=job.train.precision,  # type: ignore[arg-type]  # one of those that are allowed
         nan="skip" if job.train.nan == "skip" else "stop",
         max_skips=job.train.max_skips,

@@ -13,6 +13,7 @@ from weft import faults
 from weft.errors import WeftError
 from weft.runtime.comm import Collectives
 from weft.runtime.process import progress, status, status_file, this_rank
+from weft.simulate import slack
 from weft.streams import unblocked_output
 from weft.train.config import to_toml
 from weft.train.data import Prefetch, differences
@@ -175,6 +176,7 @@ class JobRun:
 
     def _summary(self, ended: Ended) -> dict[str, Any]:
         evaluations, progress = self.loop.state.evaluations, ended.progress
+        spare = slack(self.pipe.schedule)
         replica = ended.report.ranks[: self.pipe.schedule.stages]
         chunks = sorted((chunk for rank in replica for chunk in rank["chunks"]), key=lambda chunk: int(chunk["chunk"]))
         return {
@@ -192,6 +194,8 @@ class JobRun:
             "entropy": self.data.entropy,
             "weight_bytes": sum(rank["bytes"]["weights"] for rank in replica),
             "delay": [chunk["delay"] for chunk in chunks],
+            "mean_delay": ended.report.mean_delay,
+            "slack": None if spare is None else spare.as_dict(),
             "layers": list(self.pipe.balance),
         }
 

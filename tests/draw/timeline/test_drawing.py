@@ -87,6 +87,18 @@ def test_usage_of_each_rank() -> None:
     assert [rank.updates for rank in usage] == [1] * 4
 
 
+def test_figures_of_the_steady_state() -> None:
+    """Also where the window is too short to show them."""
+    drawing = drawing_of("wpipe", 2, 8, 1, warmup=2, fresh=True)
+    assert drawing.subtitle(", a part").endswith(
+        " idle in this window, a part; mean delay 0.25 updates, slack of messages 0.75"
+    )
+    alone = drawing_of("2bw", 1, 2)
+    assert alone.subtitle().endswith("; mean delay 1 updates")  # a single rank sends nothing
+    unknown = Drawing(replace(alone.timeline, mean_delay=None, slack=None))
+    assert unknown.subtitle().endswith(" idle in this window")
+
+
 @pytest.mark.parametrize("name", ["wpipe", "2bw", "zb-h1", "gpipe", "interleaved"])
 def test_micro_batches_in_flight_as_the_simulator_counts(name: str) -> None:
     drawing = drawing_of(name, 4, 8, 4)

@@ -16,6 +16,7 @@ rank 1  .  1a 2a 3a 4a 1b 2b 3b .  .  .  .  1B 1B 4b 2B 2B 5a 3B 3B 6a 4B 4B 7a 
 rank 2  .  .  1a 2a 3a 4a 1b 2b .  .  1B 1B 3b 2B 2B 4b 3B 3B 5a 4B 4B 6a 1A 1A 7a 2A 2A 8a 3A 3A 5b 4A 4A 6b 5B 5B 7b
 rank 3  .  .  .  1a 2a 3a 4a 1b 1B 1B 2b 2B 2B 3b 3B 3B 4b 4B 4B 5a 1A 1A 6a 2A 2A 7a 3A 3A 8a 4A 4A 5b 5B 5B 6b 6B 6B
 time 0 to 18.5 of 40.5 shown; a file (-o) shows all
+mean delay 0.5 updates, slack of messages 0
 1a forward of micro-batch 1 in the rank's first chunk (b: second), 1A backward, . idle; one column = 0.5"""
 
 
@@ -101,7 +102,7 @@ def test_a_given_unit_is_used() -> None:
     assert grid(timeline_of("1f1b", 1, 2, 1), unit=3).startswith("rank 0  1A 2A\n")
 
 
-@pytest.mark.parametrize("name", ["wpipe", "zb-h1", "xpipe", "interleaved", "pipedream"])
+@pytest.mark.parametrize("name", ["wpipe", "weave", "zb-h1", "xpipe", "interleaved", "pipedream"])
 @pytest.mark.parametrize("versions", [False, True])
 def test_colour_adds_codes_and_one_line(name: str, versions: bool) -> None:
     shown = timeline_of(name, 4, 4, 3, update=1.0)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from tests.helpers import models
 from tests.helpers.devices import is_pretend
 from tests.helpers.models import MODELS, OPTIMIZERS, WIDTH, batches, loss_fn
+from tests.helpers.schedules import FRESH, PREDICTING, schedule_for
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
@@ -158,12 +159,15 @@ class Case:
         return given
 
 
-PREDICTING = ["xpipe", "spectrain", "pipeoptim"]
-METHODS = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", *PREDICTING]
+METHODS = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe", "paci", "weave", *PREDICTING]
+FOUR = {"microbatches": 4}  # two turns of wpipe on two ranks
 CASES = [
     *(Case(schedule=name) for name in METHODS),
-    *(Case(schedule=name, stages=4, optimizer="momentum") for name in ("1f1b", "pipedream", "wpipe", "xpipe")),
-    *(Case(schedule=name, options={"predict": EXACT}) for name in ("xpipe", "2bw", "wpipe")),
+    *(Case(schedule=name, stages=4, optimizer="momentum") for name in ("1f1b", "pipedream", "wpipe", "weave", "xpipe")),
+    *(Case(schedule=name, options={"predict": EXACT}) for name in ("xpipe", "2bw", "wpipe", "weave")),
+    Case(schedule=FRESH, options=FOUR),
+    *(Case(schedule=FRESH, optimizer="momentum", options=FOUR | {"predict": given}) for given in (EXACT, DECAYED)),
+    Case(schedule=FRESH, model="transformer", options=FOUR | BF16 | {"clip_norm": 0.1, "recompute": "layer"}),
     *(Case(schedule=name, optimizer="sgd") for name in PREDICTING),
     Case(schedule="wpipe", optimizer="nesterov", options={"predict": EXACT}),
     *(Case(schedule="xpipe", optimizer=name, options={"predict": DECAYED}) for name in ("adamw", "adafactor")),
@@ -204,7 +208,9 @@ def pipeline(case: Case, *, seed: int, **options: Any) -> Pipeline:
         model,
         loss_fn=loss_fn,
         optimizer=MAKERS[case.optimizer],
-        schedule=case.schedule,
+        schedule=schedule_for(
+            case.schedule, stages=case.stages, microbatches=chosen["microbatches"], predict=chosen.get("predict")
+        ),
         stages=None if dist.is_initialized() else case.stages,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
         **chosen,

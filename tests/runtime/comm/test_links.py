@@ -35,6 +35,7 @@ from weft.runtime.comm.links import (
     SendLink,
 )
 from weft.runtime.comm.messages import Message
+from weft.runtime.comm.pipes import PipeReader, PipeWriter
 from weft.runtime.comm.shared_memory import SharedReceiver, SharedSender
 from weft.runtime.tree import flatten, unflatten
 
@@ -431,7 +432,7 @@ def forged_pieces(end: End) -> list[str]:
         for options in FORGED_PIECES.values():
             if end.outgoing is not None:
                 piece: dict[str, Any] = {"text": TEN, "piece": file.fileno(), **options}
-                end.outgoing._isend(forge(**piece), TAG).wait(LONG)
+                end.outgoing._put(forge(**piece), timeout=LONG)
             else:
                 said.append(_refusal(end))
         end.meet()
@@ -447,7 +448,20 @@ def _refusal(end: End) -> str:
     raise AssertionError("a message arrived")
 
 
-SHARING = [trees, sizes, many_descriptions, bounded, held, no_room]  # over shared memory too, with three slots
+SHARING = [  # through shared memory and a pipe too, with three slots
+    trees,
+    sizes,
+    all_larger,
+    many_descriptions,
+    long_descriptions,
+    bounded,
+    held,
+    aborted,
+    aborted_at_length,
+    nothing_comes,
+    nobody_reads,
+    no_room,
+]
 CASES: dict[str, tuple[Callable[[End], Any], int, bool]] = {
     f"{case.__name__} {slots}": (case, slots, False)
     for case, several in (
@@ -476,27 +490,31 @@ CASES |= {"forged_pieces shared": (forged_pieces, len(FORGED_PIECES), True)}
 def run_case(name: str) -> Any:
     """The result of a case at this end."""
     case, slots, shares = CASES[name]
-    sender = torch.tensor(os.getpid())
+    pipe = PipeWriter(slots=slots)
+    sender = torch.tensor([os.getpid(), pipe.number])
     dist.broadcast(sender, 0)
     group, control = (dist.new_group(backend="gloo", timeout=LONG) for _ in range(2))
     timeout = SHORT if case is nobody_reads else LONG
     sends = dist.get_rank() == 0
+    sharing: dict[str, Any] = {"shared_sender": SharedSender(), "pipe": pipe} if shares else {}
     end = End(
         group=group,
         control=control,
-        outgoing=SendLink(group, 1, slots=slots, timeout=timeout, shared_sender=SharedSender() if shares else None)
-        if sends
-        else None,
-        incoming=None if sends else _incoming(group, slots, int(sender) if shares else None),
+        outgoing=SendLink(group, 1, slots=slots, timeout=timeout, **sharing) if sends else None,
+        incoming=None if sends else _incoming(group, slots, sender.tolist() if shares else None),
     )
+    end.meet()
+    pipe.is_open_there()
     result = case(end)
     dist.barrier()  # a process that leaves its group drops its last messages
     return result
 
 
-def _incoming(group: dist.ProcessGroup, slots: int, sender: int | None) -> ReceiveLink:
-    shared_receiver = None if sender is None else SharedReceiver(sender)
-    return ReceiveLink(group, 0, slots=slots, device=torch.device("cpu"), shared_receiver=shared_receiver)
+def _incoming(group: dist.ProcessGroup, slots: int, sender: list[int] | None) -> ReceiveLink:
+    sharing: dict[str, Any] = {}
+    if sender is not None:
+        sharing = {"shared_receiver": SharedReceiver(sender[0]), "pipe": PipeReader(*sender)}
+    return ReceiveLink(group, 0, slots=slots, device=torch.device("cpu"), **sharing)
 
 
 Results: TypeAlias = "Callable[[str], list[Any]]"
@@ -523,6 +541,8 @@ def results(launch: Callable[..., list[Any]]) -> Results:
         ("trees shared", 22),
         ("sizes shared", 165),
         ("many_descriptions shared", 883),
+        ("long_descriptions shared", 6),
+        ("all_larger shared", 4),
         ("no_room shared", 5),
     ],
 )
@@ -571,26 +591,29 @@ def test_held_buffers_are_never_overwritten(results: Results, slots: int) -> Non
     assert again <= much
 
 
-def test_the_reason_of_a_failure_reaches_the_other_end(results: Results) -> None:
-    assert results("aborted 3")[1] == TEXT
-    text = results("aborted_at_length 1")[1]
+@pytest.mark.parametrize(("short", "long"), [("3", "1"), ("shared", "shared")])
+def test_the_reason_of_a_failure_reaches_the_other_end(results: Results, short: str, long: str) -> None:
+    assert results(f"aborted {short}")[1] == TEXT
+    text = results(f"aborted_at_length {long}")[1]
     assert text.startswith("xüü")
     assert FIRST_CAPACITY / 2 - 100 < len(text) < FIRST_CAPACITY / 2
 
 
 @pytest.mark.parametrize(
-    ("name", "end"), [("nothing_comes 3", 1), ("aborted_unheard 1", 0)], ids=["receiving", "aborting"]
+    ("name", "end"),
+    [("nothing_comes 3", 1), ("nothing_comes shared", 1), ("aborted_unheard 1", 0)],
+    ids=["receiving", "receiving from a pipe", "aborting"],
 )
 def test_a_wait_ends_at_its_deadline(results: Results, name: str, end: int) -> None:
     """The transport recognizes a timeout by these words."""
     assert "timed out" in results(name)[end].lower()
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_a_full_link_blocks_its_sender(results: Results, slots: int) -> None:
-    """After `slots` messages that are received but unread, and `slots` + 1 in flight."""
-    (sent, text), _ = results(f"nobody_reads {slots}")
-    assert sent == 2 * slots + 1
+@pytest.mark.parametrize(("name", "count"), [("nobody_reads 1", 3), ("nobody_reads 3", 7), ("nobody_reads shared", 4)])
+def test_a_full_link_blocks_its_sender(results: Results, name: str, count: int) -> None:
+    """After `slots` messages that are received but unread, and `slots` + 1 in flight; or as many as a pipe holds."""
+    (sent, text), _ = results(name)
+    assert sent == count
     assert "timed out" in text.lower()
 
 

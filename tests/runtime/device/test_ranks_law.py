@@ -16,8 +16,7 @@ import pytest
 from tests.helpers.pairwise import pairwise
 from tests.helpers.pretend.ranks import STAGED, STANDIN, needs_pretend_device
 from tests.helpers.rank_runs import Case, Run, check_same, train_on_cpu, train_on_rank
-
-from weft.schedule import METHODS
+from tests.helpers.schedules import NAMES
 
 pytestmark = needs_pretend_device
 
@@ -43,7 +42,7 @@ def table(ranks: int) -> list[Case]:
             recompute=recompute,
             predict=predict,
         )
-        for method, replicas in product(METHODS, (1, 2))
+        for method, replicas in product(NAMES, (1, 2))
         for tied, clip, skip, recompute, predict in product((False, True), repeat=5)
     ]
     allowed = [case for case in cases if case.is_allowed]

@@ -135,7 +135,7 @@ def test_a_meter_without_time_has_no_bubble() -> None:
     ("name", "options"),
     [
         *((name, options) for name in SCHEDULES for options in ({}, {"replicas": 2})),
-        *((name, {"clip_norm": 0.1}) for name in SCHEDULES if name != "pipedream"),
+        *((name, {"clip_norm": 0.1}) for name in SCHEDULES),
     ],
 )
 def test_actions_and_messages_are_those_of_the_program(name: str, options: dict[str, Any]) -> None:

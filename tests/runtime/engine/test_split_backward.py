@@ -19,6 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from weft.runtime.engine.split_backward import SplitBackward
+from weft.train.data_spec import DataSpec
+from weft.train.models.options import ResNet
+from weft.train.models.resnet import build_resnet
 
 ROWS, WIDTH = 3, 8
 
@@ -188,6 +191,129 @@ def half_frozen() -> nn.Module:
     return nn.Sequential(linear(), frozen(linear()), nn.LayerNorm(WIDTH), linear(bias=False))
 
 
+def tied() -> nn.Module:
+    """A weight as a table of rows, as two projections, and in a penalty."""
+
+    def run(part: Any, x: Tensor, numbers: Tensor) -> Any:
+        weight = part["lookup"].weight
+        hidden = part["a"](x) + part["lookup"](numbers)
+        return functional.linear(functional.linear(hidden, weight), weight.t()), weight.norm()
+
+    return Lambda(run, a=linear(), lookup=nn.Embedding(5, WIDTH))
+
+
+def penalty() -> nn.Module:
+    """The norm of a weight is part of the output; a deferred product meets another gradient of the same weight."""
+    return Lambda(lambda part, x: part["b"](part["a"](x)) * part["a"].weight.norm(), a=linear(), b=linear())
+
+
+def experts() -> nn.Module:
+    return Lambda(lambda part, x: torch.bmm(x, part["a"].weight).tanh(), a=Weight(ROWS, WIDTH, WIDTH))
+
+
+def rows_of_a_matrix() -> nn.Module:
+    """As in GPT-2, whose weights are transposed; the second product is scaled."""
+
+    def run(part: Any, x: Tensor) -> Any:
+        x = torch.addmm(part["b"].weight, x, part["a"].weight)
+        return torch.addmm(x, x, part["a"].weight, alpha=0.5, beta=2)
+
+    return Lambda(run, a=Weight(WIDTH, WIDTH), b=Weight(WIDTH))
+
+
+def predicted_filter() -> nn.Module:
+    """A convolution whose filter depends on the input."""
+
+    def run(part: Any, x: Tensor) -> Any:
+        filters = part["a"](x.mean((2, 3))).mean(0)
+        return functional.conv2d(x, filters.view(4, 4, 1, 1), part["b"].weight)
+
+    return Lambda(run, a=nn.Linear(4, 16), b=Weight(4))
+
+
+def gradient_of_the_input() -> nn.Module:
+    """Its forward runs a backward, whose graph is part of the output's."""
+
+    def run(part: Any, x: Tensor) -> Any:
+        inner = part["a"](x).tanh()
+        (slope,) = torch.autograd.grad(inner.sum(), x, create_graph=True)
+        return part["b"](inner) + slope
+
+    return Lambda(run, a=linear(), b=linear())
+
+
+def offloaded() -> nn.Module:
+    def run(part: Any, x: Tensor) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return part["a"](x)
+
+    return Lambda(run, a=mlp())
+
+
+def hooked_product() -> nn.Module:
+    """Hooks of a product's output, and of a transposed weight: each runs once."""
+
+    def run(part: Any, x: Tensor) -> Any:
+        transposed = part["a"].weight.t()
+        transposed.register_hook(lambda gradient: gradient * 0.5)
+        inner = x @ transposed
+        inner.register_hook(lambda gradient: gradient * 0.25)
+        return part["b"](inner)
+
+    return Lambda(run, a=linear(bias=False), b=linear())
+
+
+def norms() -> nn.Module:
+    convolution = nn.Conv2d(4, 8, 3, groups=2, padding_mode="circular", padding=1)
+    return nn.Sequential(nn.GroupNorm(2, 4), convolution, nn.BatchNorm2d(8), nn.ConvTranspose2d(8, 4, 2), nn.RMSNorm(7))
+
+
+def channels_last() -> nn.Module:
+    return convolutions().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def rounded() -> nn.Module:
+    """Weights of bf16 whose gradients are of fp32, as the engine has them."""
+    model = nn.Sequential(linear(), nn.LayerNorm(WIDTH), linear(bias=False)).bfloat16()
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    return Lambda(lambda part, x: part["a"](x.bfloat16()).float(), a=model)
+
+
+def gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+    config = transformers.GPT2Config(n_embd=WIDTH, n_head=2, attn_implementation="sdpa")
+    return Lambda(lambda part, x: _first(part["a"](x)), a=GPT2Block(config, layer_idx=0))  # type: ignore[no-untyped-call]
+
+
+def llama() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.LlamaConfig(**sizes, attn_implementation="sdpa")
+    rotary = LlamaRotaryEmbedding(config)
+
+    def run(part: Any, x: Tensor) -> Any:
+        angles = rotary(x, torch.arange(x.shape[1])[None])
+        return _first(part["a"](x, position_embeddings=angles))
+
+    return Lambda(run, a=LlamaDecoderLayer(config, layer_idx=0))
+
+
+def _first(output: Any) -> Tensor:
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+def resnext() -> nn.Module:
+    options = ResNet(name="resnext50_32x4d", blocks=1, width=8, groups=2).resolved()
+    spec = DataSpec(task="classification", form="images", channels=4, size=8, classes=3)
+    return build_resnet(options, spec)
+
+
 def image() -> Tensor:
     return torch.randn(ROWS, 4, 6, 6)
 
@@ -211,7 +337,26 @@ SPLIT: dict[str, Case] = {
     "layer norm": (lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)), [rows]),
     "skip": (skip, [rows]),
     "several": (several, [rows, rows, numbers]),
+    "tied": (tied, [rows, numbers]),
+    "penalty": (penalty, [rows]),
+    "experts": (experts, [lambda: torch.randn(ROWS, 2, WIDTH)]),
+    "rows of a matrix": (rows_of_a_matrix, [rows]),
+    "predicted filter": (predicted_filter, [image]),
+    "gradient of the input": (gradient_of_the_input, [rows]),
+    "offloaded": (offloaded, [rows]),
+    "hooked product": (hooked_product, [rows]),
+    "norms": (norms, [image]),
+    "channels last": (channels_last, [lambda: image().to(memory_format=torch.channels_last)]),
+    "rounded": (rounded, [rows]),
+    "gpt2": (gpt2, [sentence]),
+    "llama": (llama, [sentence]),
+    "resnext": (resnext, [lambda: torch.randn(ROWS, 4, 8, 8)]),
     "twins": (twins, [rows, rows]),
+    "again": (again, [rows]),
+    "triplets": (triplets, [rows, rows, rows]),
+    "weight and its row": (weight_and_its_row, [rows, rows]),
+    "recurrent": (lambda: Lambda(lambda part, x: part["a"](x)[0], a=nn.GRU(WIDTH, WIDTH)), [sentence]),
+    "compiled": (compiled, [rows]),
     "again without bias": (lambda: again(bias=False), [rows]),
     "weight norm": (normed, [rows]),
     "custom": (custom, [rows]),
@@ -223,14 +368,7 @@ SPLIT: dict[str, Case] = {
     "embedding first": (lambda: nn.Sequential(nn.Embedding(5, WIDTH), mlp()), [numbers]),
     "sparse embedding first": (lambda: nn.Sequential(nn.Embedding(5, WIDTH, sparse=True), mlp()), [numbers]),
 }
-AT_ONCE: dict[str, Case] = {
-    "again": (again, [rows]),
-    "triplets": (triplets, [rows, rows, rows]),
-    "weight and its row": (weight_and_its_row, [rows, rows]),
-    "recurrent": (lambda: Lambda(lambda part, x: part["a"](x)[0], a=nn.GRU(WIDTH, WIDTH)), [sentence]),
-    "checkpointed, reentrant": (lambda: checkpointed(reentrant=True), [rows]),
-    "compiled": (compiled, [rows]),
-}
+AT_ONCE: dict[str, Case] = {"checkpointed, reentrant": (lambda: checkpointed(reentrant=True), [rows])}
 WITHOUT_PARAMETERS: dict[str, Case] = {
     "no parameters": (lambda: nn.Sequential(nn.Tanh(), nn.GELU()), [rows]),
     "all frozen": (lambda: frozen(mlp()), [rows]),
@@ -255,7 +393,7 @@ class Run:
         ]
 
     def split(self, model: nn.Module) -> SplitBackward:
-        return SplitBackward(self.outputs, self.grads, self.inputs, list(model.parameters()))
+        return SplitBackward(self.outputs, self.grads, self.inputs)
 
     def ordinary(self) -> list[Tensor | None]:
         pairs = [(o, g) for o, g in zip(self.outputs, self.grads, strict=True) if o.requires_grad and g is not None]
@@ -332,7 +470,10 @@ def flops(function: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize(
     "name",
-    ["linear", "mlp", "convolutions", "encoder", "decoder", "skip", "twins", "again without bias", "weight norm"],
+    [
+        *("linear", "mlp", "convolutions", "encoder", "decoder", "skip", "twins", "again without bias", "weight norm"),
+        *("triplets", "experts", "autocast", "channels last", "gpt2", "llama", "resnext", "rounded"),
+    ],
 )
 def test_no_work_is_done_twice(name: str) -> None:
     model, other, given = model_of(name)
@@ -362,21 +503,27 @@ def test_the_first_chunk_does_all_work_in_the_second_half() -> None:
     assert flops(split.weight_gradients) == flops(Run(other, given, 0).ordinary)
 
 
-def test_hooks_run() -> None:
-    """Hooks of an inner value and of a weight, and post-accumulate hooks of a weight."""
+@pytest.mark.parametrize("layer", [linear, lambda: nn.LayerNorm(WIDTH)])
+def test_hooks_run(layer: Callable[[], nn.Module]) -> None:
+    """Hooks of an inner value and of a weight, and post-accumulate hooks of a weight; all run once."""
+    calls: list[Tensor] = []
+
+    def scaled(gradient: Tensor) -> Tensor:
+        calls.append(gradient)
+        return gradient * 3
 
     def run(part: Any, x: Tensor) -> Any:
         inner = part["a"](x)
-        inner.register_hook(lambda gradient: gradient * 0.5)
+        inner.register_hook(scaled)
         return part["b"](inner)
 
     torch.manual_seed(0)
-    model = Lambda(run, a=linear(), b=linear())
+    model = Lambda(run, a=linear(), b=layer())
     other = copy.deepcopy(model)
     ready: list[Tensor] = []
     for trained in (model, other):
         for parameter in trained.parameters():
-            parameter.register_hook(lambda gradient: gradient * 3)  # type: ignore[no-untyped-call]
+            parameter.register_hook(scaled)  # type: ignore[no-untyped-call]
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(ready.append)  # type: ignore[no-untyped-call]
     expected = Run(other, [rows], 0).ordinary()
@@ -386,12 +533,13 @@ def test_hooks_run() -> None:
     assert equal(gradients(model), gradients(other))
     assert {id(parameter) for parameter in ready} == {id(parameter) for parameter in model.parameters()}
     assert len(ready) == 4
+    assert len(calls) == 10
 
 
 def test_an_output_without_a_gradient_gets_none() -> None:
     model = twins()
     x, y = rows().requires_grad_(), rows().requires_grad_()
-    split = SplitBackward([model(x, y), model(y, x)], [None, None], [x, y], list(model.parameters()))
+    split = SplitBackward([model(x, y), model(y, x)], [None, None], [x, y])
     assert split.input_gradients() == [None, None]
     split.weight_gradients()
     assert gradients(model) == [None] * 4
@@ -403,7 +551,7 @@ def test_parameters_may_be_leaves_outside_the_model() -> None:
     version = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
     x = rows().requires_grad_()
     output = torch.func.functional_call(model, version, (x,))
-    split = SplitBackward([output], [torch.ones_like(output)], [x], list(version.values()))
+    split = SplitBackward([output], [torch.ones_like(output)], [x])
     split.input_gradients()
     split.weight_gradients()
     assert all(weight.grad is not None for weight in version.values())
@@ -437,7 +585,7 @@ def watching() -> Iterator[list[weakref.ref[Box]]]:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if name not in ("compiled", "passed through", "nothing to do")]
+    "name", [name for name in CASES if name not in ("compiled", "offloaded", "passed through", "nothing to do")]
 )
 def test_no_graph_stays_alive(name: str) -> None:
     model, _, given = model_of(name)
@@ -462,7 +610,7 @@ def test_the_outputs_may_be_freed_before_the_second_half(name: str) -> None:
     assert equal(gradients(model), gradients(other))
 
 
-@pytest.mark.parametrize("name", ["no parameters", "all frozen", "again"])
+@pytest.mark.parametrize("name", ["no parameters", "all frozen", "checkpointed, reentrant"])
 def test_without_a_second_half_the_first_frees_everything(name: str) -> None:
     model, _, given = model_of(name)
     with watching() as boxes:
@@ -472,36 +620,36 @@ def test_without_a_second_half_the_first_frees_everything(name: str) -> None:
         assert not any(box() for box in boxes)
 
 
-def test_the_graph_above_the_joints_is_freed_after_the_first_half() -> None:
-    """The graph of a loss is large."""
-    model = linear()
+def test_the_first_half_frees_all_but_what_products_need() -> None:
+    """Of two layers their inputs and the gradients of their outputs; nothing of the functions between and after."""
+    model = nn.Sequential(linear(), nn.GELU(), nn.LayerNorm(WIDTH), linear(bias=False))
     x = rows().requires_grad_()
     with watching() as boxes:
         output = model(x)
-        below = len(boxes)
         loss = functional.cross_entropy(output, torch.tensor([1, 2, 3]))
-        split = SplitBackward([loss], [torch.ones(())], [x], list(model.parameters()))
+        split = SplitBackward([loss], [torch.ones(())], [x])
         del output, loss
         assert all(box() for box in boxes)
         split.input_gradients()
-        assert all(box() for box in boxes[:below])
-        assert not any(box() for box in boxes[below:])
-        split.weight_gradients()
         assert not any(box() for box in boxes)
+    norm = [parameter.shape for parameter in model[2].parameters()]
+    assert sorted(tensor.shape for tensor in split.kept()) == sorted([*[x.shape] * 4, *norm])
+    split.weight_gradients()
+    assert not split.kept()
 
 
 def test_halves_come_in_order_and_inputs_are_leaves() -> None:
     model = linear()
     x = rows().requires_grad_()
     output = model(x)
-    split = SplitBackward([output], [output.detach()], [x], [*model.parameters()])
+    split = SplitBackward([output], [output.detach()], [x])
     with pytest.raises(AssertionError, match="before the second"):
         split.weight_gradients()
     split.input_gradients()
     with pytest.raises(AssertionError, match="runs once"):
         split.input_gradients()
     with pytest.raises(AssertionError, match="leaves"):
-        SplitBackward([output], [output.detach()], [x * 2], [])
+        SplitBackward([output], [output.detach()], [x * 2])
 
 
 # Hypothesis draws the kind of step, two older values and a weight for every new value.
@@ -545,7 +693,7 @@ def test_random_graphs(steps: list[tuple[int, ...]], leaves: int, spare: int, ch
 
     outputs, inputs, weights = run()
     grads = [torch.randn(4, 4) for _ in outputs]
-    split = SplitBackward(outputs, [*grads], inputs, weights)
+    split = SplitBackward(outputs, [*grads], inputs)
     found = split.input_gradients()
     split.weight_gradients()
     outputs, inputs, reference = run()

@@ -59,6 +59,43 @@ def apart(first: list[Tensor], second: list[Tensor]) -> float:
     return float((flat[0] - flat[1]).square().sum().sqrt())
 
 
+def delays(layers: list[nn.Module], **options: Any) -> weft.Report:
+    pipe = weft.Pipeline(
+        layers,
+        loss_fn=functional.cross_entropy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=LR),
+        microbatches=2,
+        stages=2,
+        balance=[1] * len(layers),
+        **options,
+    )
+    return pipe.report()
+
+
+def test_the_mean_delay_is_weighted_by_parameters() -> None:
+    layers: list[nn.Module] = [nn.Linear(2, 3), nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(2, 4)]
+    report = delays(layers, schedule="wpipe")
+    chunks = [chunk for rank in report.ranks for chunk in rank["chunks"]]
+    assert {chunk["chunk"]: (chunk["parameters"], chunk["mean_delay"]) for chunk in chunks} == {
+        0: (9, 1), 1: (20, 1), 2: (12, 0), 3: (12, 0),
+    }  # fmt: skip
+    assert report.mean_delay == report.as_dict()["mean_delay"] == pytest.approx(29 / 53)
+    assert "delay in updates: mean 0.5472, largest 1" in str(report)
+
+
+def test_the_mean_delay_is_over_micro_batches() -> None:
+    """On the first of two ranks only the first micro-batch is late."""
+    report = delays([nn.Linear(2, 3), nn.Linear(3, 2, bias=False)], schedule="pipedream")
+    assert report.mean_delay == pytest.approx(0.5 * 9 / 15)
+
+
+def test_tied_parameters_have_the_largest_delay_of_their_chunks() -> None:
+    first, last = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    last.weight = first.weight
+    report = delays([first, nn.Linear(3, 3), nn.Linear(3, 3), last], schedule="wpipe")
+    assert report.mean_delay == pytest.approx((9 + 12 + 9) / (9 + 12 + 12 + 9))
+
+
 def test_2bw_is_one_update_late() -> None:
     """Forward and backward read the second newest version; the distance is the length of the last update."""
     plain = model()

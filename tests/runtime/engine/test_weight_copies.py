@@ -122,6 +122,8 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("pipedream", 4, 1, {"vertical_sync": True}),
     ("2bw", 2, 4, {"warmup": 2}),
     ("wpipe", 2, 4, {"warmup": 2}),
+    *(("wpipe", p, 8, {"fresh": True}) for p in (1, 2, 4)),
+    *(("paci", p, 4, {}) for p in (2, 4)),
     *((name, 2, 4, {"recompute": True}) for name in ("1f1b", "2bw", "wpipe")),
 ]
 

@@ -23,12 +23,12 @@ from tests.helpers.device_runs import MODELS, OPTIMIZERS, TREATMENTS, Case, Run,
 from tests.helpers.models import RECOMPUTE
 from tests.helpers.pairwise import pairwise, parametrize_rows
 from tests.helpers.pretend.processes import in_process
+from tests.helpers.schedules import NAMES
 from tests.helpers.waits import short_pauses
 
 import weft
 from weft.errors import Diverged
 from weft.runtime.device import HostCopy, uploads
-from weft.schedule import METHODS
 
 ROWS = 600
 LAG = 40  # launches: some actions
@@ -40,7 +40,7 @@ def random_cases(seed: int, count: int) -> list[Case]:
     cases: dict[Case, None] = {}
     while len(cases) < count:
         case = Case(
-            method=chance.choice(list(METHODS)),
+            method=chance.choice(NAMES),
             stages=chance.choice([2, 4]),
             model=chance.choice(list(MODELS)),
             optimizer=chance.choice(list(OPTIMIZERS)),
@@ -65,7 +65,7 @@ def values(case: Case) -> tuple[Hashable, ...]:
     return astuple(case)
 
 
-TABLE = random_cases(7, ROWS)  # which has all pairs
+TABLE = random_cases(10, ROWS)  # which has all pairs
 
 
 def differences(ran: Run, expected: Run) -> list[str]:

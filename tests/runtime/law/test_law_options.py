@@ -5,6 +5,7 @@ learning rates, norms, replicas. On virtual ranks, as in `test_law.py`.
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tests.helpers.models import (
     loss_fn,
     train,
 )
-from tests.helpers.oracle import Delay, Oracle
+from tests.helpers.oracle import Delay, Oracle, delays
 from tests.helpers.pairwise import parametrize_product
 from torch import nn
 
@@ -152,7 +153,7 @@ def test_training_starts_from_the_given_model(name: str) -> None:
         schedule=name,
         microbatches=2,
         stages=2,
-        balance=BALANCE[4 if name in ("interleaved", "wpipe") else 2],
+        balance=BALANCE[4 if name in ("interleaved", "wpipe", "weave") else 2],
     )
     for _ in range(2):
         pipe.flush()
@@ -162,3 +163,47 @@ def test_training_starts_from_the_given_model(name: str) -> None:
     once = {key: value.clone() for key, value in pipe.state_dict().items()}
     pipe.flush()
     assert distance(Run(state=pipe.state_dict(), losses=[]), Run(state=once, losses=[])) == 0
+
+
+@pytest.mark.parametrize(
+    ("slack", "split", "microbatches", "replicas"),
+    [(0, True, 6, 1), (0.5, True, 12, 1), (0.5, False, 14, 1), (0, True, 6, 2)],
+)
+def test_weave_on_eight_ranks(slack: float, split: bool, microbatches: int, replicas: int) -> None:
+    """Sixteen chunks of one layer, whose delays differ from chunk to chunk."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = nn.Sequential(*build("mlp"), *build("mlp"))
+    options: dict[str, Any] = {"slack": slack, "split": split}
+    schedule = weft.schedule("weave", stages=8, microbatches=microbatches, **options)
+    late = delays("weave", 8, microbatches, **options)
+    oracle = Oracle(
+        model,
+        loss_fn=loss_fn,
+        optimizer=OPTIMIZERS["momentum"],
+        microbatches=replicas * microbatches,
+        balance=[1] * 16,
+        delay=lambda k, j: late(k, j % microbatches),
+    )
+    rows = 2 * microbatches * replicas
+    generator = torch.Generator().manual_seed(4)
+    with weft.Pipeline(
+        model,
+        loss_fn=loss_fn,
+        optimizer=OPTIMIZERS["momentum"],
+        schedule=schedule,
+        stages=8,
+        balance=[1] * 16,
+        replicas=replicas,
+    ) as pipe:
+        for _ in range(4):
+            inputs, targets = (
+                torch.randn(rows, 16, generator=generator),
+                torch.randint(16, (rows,), generator=generator),
+            )
+            pipe.step(inputs, targets)
+            oracle.step(inputs, targets)
+        pipe.flush()
+        ran = Run(state=pipe.state_dict(), losses=[])
+    law = Run(state=dict(oracle.model.state_dict()), losses=[])
+    assert distance(ran, law) <= (0 if replicas == 1 else 1e-6)

@@ -21,7 +21,7 @@ def table(ranks: int) -> list[Case]:
             microbatches=ranks * (1 + (i + n) % 2),
             model=model,
             optimizer=OPTIMIZERS[(i + n) % 4],
-            recompute=RECOMPUTE[(i + n + 1) % 3] if method != "zb-h1" else n == 0,
+            recompute=RECOMPUTE[(i + n + 1) % 3] if method not in ("zb-h1", "weave") else n == 0,
         )
         for i, method in enumerate(SYNCHRONOUS + ASYNCHRONOUS)
         for n, model in enumerate(MODELS)
@@ -29,7 +29,7 @@ def table(ranks: int) -> list[Case]:
 
 
 def others(ranks: int) -> list[Case]:
-    vertical = (("vertical_sync", True),)
+    vertical, fresh = (("vertical_sync", True),), (("fresh", True),)
     return [
         Case(method="pipedream", stages=ranks, microbatches=1, model="transformer", optimizer="adam"),
         Case(method="pipedream", stages=ranks, microbatches=1, model="transformer", options=vertical),
@@ -42,6 +42,8 @@ def others(ranks: int) -> list[Case]:
             Case(method=method, stages=ranks // 2, microbatches=4, model="transformer", replicas=2)
             for method in ("1f1b", "2bw", "wpipe")
         ),
+        Case(method="wpipe", stages=ranks, microbatches=2 * ranks, model="transformer", options=fresh, flushes=(3,)),
+        Case(method="paci", stages=ranks, microbatches=ranks, model="transformer", optimizer="adam"),
         *([Case(method="2bw", stages=2, microbatches=2, model="conv", optimizer="fused")] if ranks == 2 else []),
     ]
 

@@ -12,12 +12,12 @@ from itertools import product
 import pytest
 import torch
 from tests.helpers.rank_runs import TiedOutput
+from tests.helpers.schedules import NAMES, schedule_for
 from torch import nn
 
 import weft
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, PendingUpdate, Stage
-from weft.schedule import METHODS
 
 WIDTH, UPDATES = 4, 5
 
@@ -30,11 +30,9 @@ def model(*, tied: bool) -> nn.Sequential:
 
 CASES = [
     (schedule, replicas, tied, clip)
-    for schedule in METHODS
-    for replicas, tied, clip in product((1, 2), (False, True), (False, True))
+    for schedule in NAMES
+    for replicas, tied, clip in product((1, 2), (False, True), ("", "group", "global"))
     if replicas > 1 or tied or clip
-    if not clip
-    or schedule not in ("pipedream", "xpipe", "spectrain", "pipeoptim")  # no norm over chunks: see clip_norm
 ]
 
 
@@ -50,7 +48,7 @@ class Joined:
         self.members: dict[tuple[str, Member], list[int]] = defaultdict(list)
         self._added: Counter[tuple[str, int, int]] = Counter()
         self._chance = random.Random(seed)
-        self._placement: tuple[int, ...] = ()
+        self._stages, self._placement = 0, tuple[int, ...]()
         add, advance = GroupSums.add, GradientSync.advance
 
         def recording(sums: GroupSums, group: Group, minibatch: int, member: Member, part: Parts) -> Sum:
@@ -74,20 +72,21 @@ class Joined:
 
     def _rank(self, member: Member) -> int:
         replica, chunk, _ = member
-        return 2 * replica + self._placement[chunk]
+        return self._stages * replica + self._placement[chunk]
 
-    def train(self, schedule: str, *, replicas: int, tied: bool, clip: bool) -> None:
+    def train(self, schedule: str, *, replicas: int, tied: bool, clip: str, stages: int = 2) -> None:
         pipe = weft.Pipeline(
             model(tied=tied),
             loss_fn=nn.functional.mse_loss,
             optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
-            schedule=schedule,
-            microbatches=2,
-            stages=2,
+            schedule=schedule_for(schedule, stages=stages, microbatches=4),
+            microbatches=4,
+            stages=stages,
             replicas=replicas,
             clip_norm=0.1 if clip else None,
+            norm="global" if clip == "global" else "group",
         )
-        self._placement = tuple(pipe.schedule.placement)
+        self._stages, self._placement = stages, tuple(pipe.schedule.placement)
         for _ in range(UPDATES):
             pipe.step(torch.randn(8, WIDTH), torch.randn(8, WIDTH))
         pipe.flush()
@@ -99,11 +98,11 @@ class Joined:
 
 @pytest.mark.parametrize(("schedule", "replicas", "tied", "clip"), CASES)
 def test_all_ranks_of_a_communicator_join_its_sums_in_the_same_order(
-    schedule: str, replicas: int, tied: bool, clip: bool, monkeypatch: pytest.MonkeyPatch
+    schedule: str, replicas: int, tied: bool, clip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined = Joined(monkeypatch)
     joined.train(schedule, replicas=replicas, tied=tied, clip=clip)
-    kinds = {"replicas": replicas > 1, "tied": tied, "norm": clip}
+    kinds = {"replicas": replicas > 1, "tied": tied, "norm": bool(clip)}
     assert {name.split()[0] for name, _ in joined.members} == {kind for kind, there in kinds.items() if there}
     assert set(map(tuple, joined.members.values())) == {tuple(range(UPDATES))}
     assert joined.mixed_up() == []
@@ -114,7 +113,7 @@ def test_ties_and_norms_could_not_share_a_communicator(monkeypatch: pytest.Monke
     joined = Joined(monkeypatch)
     by_replica = property(lambda group: group.communicator or group.name.split(" of ")[-1])
     monkeypatch.setattr(Group, "line", by_replica)
-    joined.train("wpipe", replicas=2, tied=True, clip=True)
+    joined.train("wpipe", replicas=2, tied=True, clip="group")
     assert joined.mixed_up() == ["replica 0", "replica 1"]
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from weft.draw.timeline import colour
 from weft.errors import WeftError
 from weft.schedule import RETIRING, Block, Op, Step, Timeline
-from weft.text import format_count, format_number
+from weft.text import format_count, format_figure, format_number
 
 PASS_NAMES = {
     Op.F: "forward",
@@ -157,11 +157,21 @@ class Drawing:
         """Without line breaks and other characters that XML does not allow."""
         return "".join(character if character.isprintable() else " " for character in self.schedule.title)
 
-    @property
-    def subtitle(self) -> str:
+    def subtitle(self, part: str = "") -> str:
+        """The window, which `part` of it is shown, and the figures of the steady state."""
         idle = sum(usage.idle for usage in self.usage()) / len(self.chunks_by_rank)
         window = f"{format_count(self.timeline.minibatches, 'mini-batch')}, time {format_number(self.span)}"
-        return f"{window}, {idle:.1%} idle in this window"
+        return "; ".join(filter(None, [f"{window}, {idle:.1%} idle in this window{part}", self.steady_figures]))
+
+    @property
+    def steady_figures(self) -> str:
+        """What is known of the steady state."""
+        timeline, figures = self.timeline, []
+        if timeline.mean_delay is not None:
+            figures.append(f"mean delay {format_figure(timeline.mean_delay)} updates")
+        if timeline.slack is not None and math.isfinite(timeline.slack):
+            figures.append(f"slack of messages {format_figure(timeline.slack)}")
+        return ", ".join(figures)
 
     def letter(self, op: Op, local: int) -> str:
         if self.max_chunks <= _ONE_LETTER:

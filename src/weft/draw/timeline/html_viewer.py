@@ -40,7 +40,7 @@ def html(timeline: Timeline, figures: Mapping[str, object] | None = None) -> str
     drawing = Drawing(timeline)
     title = escape(drawing.title)
     parts = [
-        f"<header><h1>{title}</h1><p>{escape(drawing.subtitle)}</p></header>",
+        f"<header><h1>{title}</h1><p>{escape(drawing.subtitle())}</p></header>",
         _figures(figures or {}),
         _toolbar(),
         f'<div id="chart"><canvas id="canvas" tabindex="0" role="application" aria-label="Timeline of {title}" '

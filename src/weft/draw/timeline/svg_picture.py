@@ -63,7 +63,7 @@ class _Geometry:
     @property
     def subtitle(self) -> str:
         part = f", the first {format_number(self.span)} shown" if self.span < self.drawing.span else ""
-        return self.drawing.subtitle + part
+        return self.drawing.subtitle(part)
 
     def y(self, rank: int) -> float:
         return EDGE + HEAD + rank * (BLOCK + GAP)

@@ -67,6 +67,7 @@ def grid(
         notes.append(f"time 0 to {end} of {format_number(drawing.span)} shown; a file (-o) shows all")
     if not exact:
         notes.append(f"times are rounded to columns of {format_number(column_time)}; a file (-o) is exact")
+    notes.append(drawing.steady_figures)
     steps = [block.step for row in sampled for block in row[:shown] if block is not None]
     notes.append(_legend(drawing, steps, column_time, versions))
     if colour:

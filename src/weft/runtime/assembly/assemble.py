@@ -67,8 +67,8 @@ def assemble(model: Any, settings: Settings, open_weights: OpenWeights) -> Assem
 
     `open_weights` opens what the user names as weights.
     """
-    schedule = resolve.schedule_for(settings)
-    program = lower(schedule)
+    program = lower(resolve.schedule_for(settings))
+    schedule = program.schedule
     slots = verify_program(program).slots + 1  # one more, so that a sender need not wait for the reader
     precision = PRECISIONS[settings.precision or "fp32"]
     whole = layered_model(model, cut=settings.cut, example=settings.example, dtype=precision.weights)

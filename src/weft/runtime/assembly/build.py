@@ -14,9 +14,9 @@ from weft.runtime.assembly.layout import Entry, Layout
 from weft.runtime.assembly.settings import Settings
 from weft.runtime.engine import Chunk, ComputeSettings
 from weft.runtime.partition import Place, named_tensors
-from weft.runtime.update import Cure, PredictionOptions, check_rule, mean_delay
+from weft.runtime.update import Cure, PredictionOptions, check_rule
 from weft.runtime.weights import ParameterSet, RoundedVersions
-from weft.schedule import Op, Program, RecomputeChoice
+from weft.schedule import Op, Program, RecomputeChoice, mean_delay
 
 
 @dataclass(kw_only=True)

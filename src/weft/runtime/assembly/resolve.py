@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 import torch.distributed as dist
@@ -66,6 +66,13 @@ def _schedule_option(schedule: str | Schedule, predict: Mapping[str, str] | None
 
 def schedule_for(settings: Settings) -> Schedule:
     """The schedule that a pipeline runs, for as many stages as there are ranks."""
+    schedule = _schedule_for(settings)
+    if settings.norm == "global":
+        return replace(schedule, weights=replace(schedule.weights, norm="global"))
+    return schedule
+
+
+def _schedule_for(settings: Settings) -> Schedule:
     schedule, stages, microbatches, replicas = (
         settings.schedule,
         settings.stages,

@@ -66,6 +66,11 @@ def _check_clip_norm(clip_norm: Any) -> None:
         raise WeftError(f"clip_norm is a number above 0, or None (got {clip_norm!r})")
 
 
+def _check_norm(norm: Any) -> None:
+    if norm not in ("group", "global"):
+        raise WeftError(f'norm is "group" or "global": which chunks share a norm of gradients (got {norm!r})')
+
+
 def _check_precision(precision: Any) -> None:
     if precision is not None and precision not in PRECISIONS:
         names = " or ".join(f'"{name}"' for name in PRECISIONS)
@@ -132,6 +137,7 @@ class Settings:
     recompute: RecomputeChoice | Sequence[RecomputeChoice] | None = _option(None, check=_check_recompute, same=True)
     lr_scheduler: SchedulerMaker | None = _option(None)
     clip_norm: float | None = _option(None, check=_check_clip_norm, same=True)
+    norm: Literal["group", "global"] = _option("group", check=_check_norm, same=True)
     precision: Literal["fp32", "bf16", "bf16-autocast"] | None = _option(
         None, check=_check_precision, same=True, about=True
     )
@@ -151,6 +157,11 @@ class Settings:
         for option in fields(self):
             if (check := option.metadata["check"]) is not None:
                 check(getattr(self, option.name))
+        if self.norm == "global" and self.clip_norm is None and self.nan != "skip":
+            raise WeftError(
+                'norm="global" lets updates wait for a norm, which only clip_norm= and nan="skip" need '
+                "(clip_norm: None, nan: stop); set one of them, or leave norm out"
+            )
 
     def compared(self) -> dict[str, Any]:
         """The options that all ranks must agree on, as plain data."""

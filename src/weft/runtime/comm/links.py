@@ -1,16 +1,17 @@
-"""Messages between processes, over gloo: one link for each directed pair of ranks.
+"""Messages between processes: one link for each directed pair of ranks.
 
 A message is one flat buffer:
 
     header (64 bytes) | description, if the receiver does not know it yet | tensors, each aligned
 
-The receiver keeps a number of receives posted ahead, each as large as the largest message so far. A message that fits
-is sent as it is. For a larger one, a header alone takes its place, the message follows under another tag, and later
-receives are posted with the new size. Both ends track these sizes, so shapes that do not change cost nothing.
+Over gloo, the receiver keeps a number of receives posted ahead, each as large as the largest message so far. A message
+that fits is sent as it is. For a larger one, a header alone takes its place, the message follows under another tag, and
+later receives are posted with the new size. Both ends track these sizes, so shapes that do not change cost nothing.
 Descriptions (dtypes, shapes, nesting) are sent once and then referred to by number.
 
 Between ranks of one host that can share memory, tensors that are not small are in a piece of it (`shared_memory.py`),
-and the header names the piece: threads of gloo would copy them twice more, on cores that compute.
+and the header names the piece: threads of gloo would copy them twice more, on cores that compute. What is left, the
+header mostly, goes through a pipe (`pipes.py`), and over gloo only if it is large.
 
 Tensors on a device go over the link's own communicator (`device_links.py`); the header still goes over gloo, since the
 host reads it, and so do tensors on the CPU. Where a device has no such communicator, its tensors are copied to the host
@@ -24,7 +25,7 @@ import json
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -38,12 +39,13 @@ from weft.errors import PeerError, RunError, one_line
 from weft.runtime.comm.buffers import ALIGNMENT, DAMAGED, Pool, aligned, check_announced
 from weft.runtime.comm.device_links import Arrival, DeviceReceiver, DeviceSender
 from weft.runtime.comm.messages import NO_LOSS, Message
+from weft.runtime.comm.pipes import CAPACITY, PipeReader, PipeWriter
 from weft.runtime.comm.shared_memory import Piece, SharedReceiver, SharedSender
 from weft.runtime.device import HostCopy, mark, new_stream, on_stream
 from weft.runtime.tree import from_json
 
 # op, chunk, index, loss, number of the description, its bytes, bytes of the message, piece of shared memory, its bytes
-HEADER = struct.Struct("<bxhxxxxqdiiqqq")
+HEADER = struct.Struct("<bxhxxxxqdiiqqq8x")
 NO_PIECE = -1
 FIRST_CAPACITY = 4096  # bytes of the first receives; messages up to this size always fit
 ABORT, LARGE = -1, -2  # instead of an op
@@ -83,11 +85,12 @@ class SendLink:
         timeout: timedelta,
         shared_sender: SharedSender | None = None,
         device_sender: DeviceSender | None = None,
+        pipe: PipeWriter | None = None,
     ) -> None:
-        self._group, self._target, self._timeout = group, target, timeout
+        self._group, self._target, self._timeout, self._pipe = group, target, timeout, pipe
         self._shared_sender, self.device_sender = shared_sender, device_sender
         self._pool = Pool()
-        self._sends: deque[Sequence[Any]] = deque()  # each: works, and the tensors that they send
+        self._sends: deque[Sequence[Work]] = deque()  # of each message
         self._max_sends = slots + 1
         self._capacities = deque([FIRST_CAPACITY] * slots)  # of the receives that the other end has posted
         self._capacity = FIRST_CAPACITY
@@ -104,26 +107,40 @@ class SendLink:
         """Send without waiting, unless the link is full."""
         while len(self._sends) >= self._max_sends:
             self._finish(self._timeout)
-        tensors = [*message.tensors, message.loss] if isinstance(message.loss, Tensor) else message.tensors
+        tensors, loss = message.tensors, message.loss
+        if isinstance(loss, Tensor):
+            tensors, loss = [*tensors, loss], NO_LOSS
         number, text = self._describe(message, tensors)
-        on_device = [tensor for tensor in tensors if _is_on_device(tensor)]
+        on_device = [tensor for tensor in tensors if not tensor.is_cpu]
         if on_device and self.device_sender is None:
             tensors, on_device = self._on_host(tensors), []
         elif on_device:
-            tensors = [tensor for tensor in tensors if not _is_on_device(tensor)]
-        start, total = aligned(HEADER.size) + aligned(len(text)), _size(tensors)
-        piece = self._piece(total)
+            tensors = [tensor for tensor in tensors if tensor.is_cpu]
+        start, total = HEADER.size + aligned(len(text)), _size(tensors)
+        piece = self._piece(total) if start + total > FIRST_CAPACITY else None
         size = start + (total if piece is None else 0)
-        flat = self._pool.acquire(size)
-        loss = NO_LOSS if isinstance(message.loss, Tensor) else message.loss
         shared = (NO_PIECE, 0) if piece is None else (piece.number, piece.size)
-        HEADER.pack_into(flat.numpy().data, 0, *message.key, loss, number, len(text), size, *shared)
-        if text:
-            flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        _write(tensors, *((flat, start) if piece is None else (piece.flat, 0)))
+        head = HEADER.pack(*message.key, loss, number, len(text), size, *shared) + text
+        if piece is not None:
+            _write(tensors, piece.flat, 0)
+            tensors = []
         if self.device_sender is not None:  # the data first: nobody waits for it, and the header may
             self.device_sender.send(_size(on_device), lambda flat: _write(on_device, flat, 0))
-        self._post(flat, size)
+        if self._pipe is not None and not tensors and size <= CAPACITY:
+            if self._fault is not None:
+                self._fault()
+            with link_errors():
+                self._pipe.write(head.ljust(size, b"\0"), self._timeout)
+        else:
+            flat = self._flat(head, size)
+            _write(tensors, flat, start)
+            self._post(flat, size)
+
+    def _flat(self, head: bytes, size: int) -> Tensor:
+        """The memory of a message that begins like this."""
+        flat = self._pool.acquire(size)
+        flat.numpy().data[: len(head)] = head
+        return flat
 
     def _on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         copy = HostCopy(tensors)
@@ -132,17 +149,13 @@ class SendLink:
         return copy.tensors
 
     def _piece(self, size: int) -> Piece | None:
-        if self._shared_sender is None or size < FIRST_CAPACITY:
-            return None
-        return self._shared_sender.acquire(size)
+        return None if self._shared_sender is None else self._shared_sender.acquire(size)
 
     def abort(self, reason: str) -> Work:
         """Inform the other end that this rank failed."""
         text = reason.encode()[: FIRST_CAPACITY - 2 * ALIGNMENT]
-        flat = torch.zeros(FIRST_CAPACITY, dtype=torch.uint8)
-        HEADER.pack_into(flat.numpy().data, 0, ABORT, 0, 0, 0.0, 0, len(text), FIRST_CAPACITY, NO_PIECE, 0)
-        flat[aligned(HEADER.size) :][: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        return self._isend(flat, TAG)
+        head = HEADER.pack(ABORT, 0, 0, 0.0, 0, len(text), FIRST_CAPACITY, NO_PIECE, 0) + text
+        return self._put(self._flat(head, FIRST_CAPACITY), timeout=timedelta())
 
     def linger(self, end: float, is_there: Callable[[], bool]) -> None:
         """Wait until all that was sent is taken, or the other end is gone, but not beyond a moment."""
@@ -156,15 +169,11 @@ class SendLink:
     def _describe(self, message: Message, tensors: Sequence[Tensor]) -> tuple[int, bytes]:
         """The number of a message's description, and its text if the receiver does not know it yet."""
         has_loss = len(tensors) > len(message.tensors)
-        grads = [*message.grads, False] if has_loss else message.grads
-        description = (
-            message.skeleton,
-            has_loss,
-            *(
-                (str(tensor.dtype)[6:], tuple(tensor.shape), grad, _is_on_device(tensor))
-                for tensor, grad in zip(tensors, grads, strict=True)
-            ),
-        )
+        grads = (*message.grads, False) if has_loss else message.grads
+        forms = [
+            (tensor.dtype, tensor.shape, grad, not tensor.is_cpu) for tensor, grad in zip(tensors, grads, strict=True)
+        ]
+        description = (message.skeleton, has_loss, *forms)
         number = self._descriptions.get(description)
         if number is not None:
             return number, b""
@@ -172,30 +181,36 @@ class SendLink:
             self._descriptions.clear()
         number = self._descriptions[description] = self._next_description % (2 * MAX_DESCRIPTIONS)
         self._next_description += 1
-        return number, json.dumps(description).encode()
+        plain = [(str(dtype).removeprefix("torch."), *others) for dtype, *others in forms]
+        return number, json.dumps((message.skeleton, has_loss, *plain)).encode()
 
     def _post(self, flat: Tensor, size: int) -> None:
-        tag = TAG
         works: list[Work] = []
         self._sends.append(works)
-        if size > self._capacities.popleft():
-            header = self._pool.acquire(ALIGNMENT)
-            HEADER.pack_into(header.numpy().data, 0, LARGE, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0)
-            works.append(self._isend(header, TAG))
+        fits = size <= (CAPACITY if self._pipe is not None else self._capacities.popleft())
+        if not fits:
+            header = self._flat(HEADER.pack(LARGE, 0, 0, 0.0, 0, 0, size, NO_PIECE, 0), ALIGNMENT)
+            works.append(self._put(header, timeout=self._timeout))
             self._capacity = max(self._capacity, size)
-            tag = LARGE_TAG
         if self._fault is not None:
             self._fault()
-        works.append(self._isend(flat, tag))
+        works.append(self._put(flat, timeout=self._timeout) if fits else self._isend(flat, LARGE_TAG))
         self._capacities.append(self._capacity)
+
+    def _put(self, flat: Tensor, *, timeout: timedelta) -> Work:
+        """Send what the next receive has room for."""
+        if self._pipe is None:
+            return self._isend(flat, TAG)
+        with link_errors():
+            self._pipe.write(flat.numpy().data, timeout)
+        return Work(lambda: None, flat)
 
     def _isend(self, flat: Tensor, tag: int) -> Work:
         return Work(lambda: dist.isend(flat, self._target, group=self._group, tag=tag), flat)
 
     def _finish(self, timeout: timedelta) -> None:
         for work in self._sends.popleft():
-            if not isinstance(work, Tensor):
-                work.wait(timeout)
+            work.wait(timeout)
 
 
 class ReceiveLink:
@@ -210,15 +225,17 @@ class ReceiveLink:
         device: torch.device,
         shared_receiver: SharedReceiver | None = None,
         device_receiver: DeviceReceiver | None = None,
+        pipe: PipeReader | None = None,
     ) -> None:
-        self._group, self._source, self._device = group, source, device
+        self._group, self._source, self._device, self._pipe = group, source, device, pipe
         self._shared_receiver, self.device_receiver = shared_receiver, device_receiver
         self._stream = new_stream(device)
         self._pool = Pool()
         self._capacity = FIRST_CAPACITY
         self._descriptions: dict[int, Layout] = {}
         self._fault = faults.site("receive")
-        self._posted: deque[Work] = deque(self._irecv(FIRST_CAPACITY, TAG) for _ in range(slots))
+        posted = slots if pipe is None else 0
+        self._posted: deque[Work] = deque(self._irecv(FIRST_CAPACITY, TAG) for _ in range(posted))
 
     @property
     def nbytes(self) -> int:
@@ -227,32 +244,33 @@ class ReceiveLink:
 
     def receive(self, timeout: timedelta) -> Message:
         """Wait for the next message."""
-        posted = self._posted[0]
-        posted.wait(timeout)
-        self._posted.popleft()
-        flat = posted.flat
-        op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
+        flat, memory = self._posted_message(timeout) if self._pipe is None else self._piped_message(self._pipe, timeout)
+        start = HEADER.size
+        op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(memory)
         if self._fault is not None:
             self._fault()
-        start = aligned(HEADER.size)
         if op == LARGE:
             check_announced(size, f"rank {self._source}'s message", least=start)
             self._capacity = max(self._capacity, size)
             large = self._irecv(size, LARGE_TAG)
             large.wait(timeout)
-            flat = large.flat
-            op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(flat.numpy().data)
-        if not 0 <= text_size <= size - start <= flat.nbytes - start:
-            raise self._damaged(f"{size} bytes in a buffer of {flat.nbytes}, with a description of {text_size}")
-        text = flat[start : start + text_size].numpy().tobytes()
+            flat, memory = large.flat, large.flat.numpy().data
+            op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(memory)
+        if not 0 <= text_size <= size - start <= len(memory) - start:
+            raise self._damaged(f"{size} bytes in a buffer of {len(memory)}, with a description of {text_size}")
+        text = bytes(memory[start : start + text_size])
         if op == ABORT:
             raise PeerError(text.decode(errors="replace"))
-        self._posted.append(self._irecv(self._capacity, TAG))
+        if self._pipe is None:
+            self._posted.append(self._irecv(self._capacity, TAG))
         layout = self._layout(number, text)
         start += aligned(text_size)
         room = size - start
         if piece != NO_PIECE:
             flat, start, room = self._read_piece(piece, piece_size), 0, piece_size
+        elif flat is None:
+            flat = self._pool.acquire(len(memory))
+            flat.numpy().data[:] = memory
         arrival, needed = None, layout.nbytes
         if self.device_receiver is not None:
             arrival = self.device_receiver.receive(layout.device_nbytes)
@@ -272,6 +290,16 @@ class ReceiveLink:
         value: float | Tensor = tensors.pop() if layout.has_loss else loss
         return Message((op, chunk, index), tensors, layout.skeleton, layout.grads[: len(tensors)], value, arrival)
 
+    def _posted_message(self, timeout: timedelta) -> tuple[Tensor, memoryview]:
+        self._posted[0].wait(timeout)
+        flat = self._posted.popleft().flat
+        return flat, flat.numpy().data
+
+    def _piped_message(self, pipe: PipeReader, timeout: timedelta) -> tuple[None, bytes]:
+        """Few messages have tensors here, which need memory of their own."""
+        with link_errors():
+            return None, pipe.read(timeout)
+
     def _on_device(self, tensors: Sequence[Tensor], layout: Layout) -> tuple[list[Tensor], Arrival]:
         """Tensors that came through host memory, moved to the device where they belong."""
         with on_stream(self._stream):
@@ -279,7 +307,7 @@ class ReceiveLink:
                 tensor.to(self._device) if on_device else tensor
                 for tensor, (*_, on_device) in zip(tensors, layout.tensors, strict=True)
             ]
-            return moved, Arrival(mark(self._device), [tensor for tensor in moved if _is_on_device(tensor)])
+            return moved, Arrival(mark(self._device), [tensor for tensor in moved if not tensor.is_cpu])
 
     def _layout(self, number: int, text: bytes) -> Layout:
         """The description with this number, which a text, if there is one, replaces."""
@@ -315,7 +343,7 @@ class ReceiveLink:
 
 
 class Work:
-    """A send or receive in progress, with its memory."""
+    """A send or receive in progress, with its memory; what went through a pipe is done."""
 
     def __init__(self, begin: Callable[[], dist.Work | None], flat: Tensor) -> None:
         self.flat = flat
@@ -323,17 +351,19 @@ class Work:
             self._work = begin()
 
     def wait(self, timeout: timedelta) -> None:
-        assert self._work is not None
-        with link_errors():
-            self._work.wait(timeout)
+        if self._work is not None:
+            with link_errors():
+                self._work.wait(timeout)
 
 
-@contextlib.contextmanager
-def link_errors() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, TimeoutError) as problem:
-        raise LinkError(str(problem)) from problem
+class link_errors:
+    """A context that raises what goes wrong with a connection as a LinkError; a generator would take longer."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
+        if isinstance(problem, RuntimeError | TimeoutError | ConnectionError):
+            raise LinkError(str(problem)) from problem
 
 
 def _read_description(text: bytes) -> Layout:
@@ -355,10 +385,6 @@ def _read_description(text: bytes) -> Layout:
         nbytes=sum(size for size, _ in sizes),
         device_nbytes=sum(size for size, on_device in sizes if on_device),
     )
-
-
-def _is_on_device(tensor: Tensor) -> bool:
-    return tensor.device.type != "cpu"
 
 
 def _size(tensors: Sequence[Tensor]) -> int:

@@ -19,6 +19,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -48,17 +49,18 @@ class Piece:
         """Make room for this many bytes; OSError if there is not enough memory, and then the piece is as it was."""
         larger = aligned(size)
         os.posix_fallocate(self.number, 0, ALIGNMENT + larger)
-        self._bytes = _map(self.number, ALIGNMENT + larger)
-        self.flat = torch.from_numpy(self._bytes[ALIGNMENT:])
+        whole = _map(self.number, ALIGNMENT + larger)
+        self._state = whole[:1].data
+        self.flat = torch.from_numpy(whole[ALIGNMENT:])
         self.size = larger
 
     @property
     def state(self) -> int:
-        return int(self._bytes[0])
+        return self._state[0]
 
     @state.setter
     def state(self, state: int) -> None:
-        self._bytes[0] = state
+        self._state[0] = state
 
 
 class SharedSender:
@@ -73,7 +75,7 @@ class SharedSender:
         large = [piece for piece in free if piece.size >= size]
         try:
             if large:
-                chosen = min(large, key=lambda piece: piece.size)
+                chosen = min(large, key=_size)
             elif free:
                 chosen = free[0]
                 chosen.grow(size)
@@ -121,6 +123,9 @@ class SharedReceiver:
         for piece in self._pieces.values():
             if piece[0][0] == HELD and not is_held(piece, 1):
                 piece[0][0] = FREE
+
+
+_size = attrgetter("size")
 
 
 def _map(descriptor: int, size: int) -> Bytes:

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from time import monotonic, monotonic_ns
@@ -24,6 +24,7 @@ from weft.runtime.comm.collectives import Collectives
 from weft.runtime.comm.device_links import DeviceReceiver, DeviceSender
 from weft.runtime.comm.links import LinkError, ReceiveLink, SendLink, link_errors
 from weft.runtime.comm.messages import Key, Message
+from weft.runtime.comm.pipes import PipeReader, PipeWriter
 from weft.runtime.device import backend_for, mark, new_stream, on_stream, wait_for_mark
 from weft.runtime.process import before_leaving
 from weft.schedule import Op, Schedule
@@ -178,12 +179,41 @@ class ProcessTransport:
     def _connect(self, schedule: Schedule, slots: int, readable: list[list[int]]) -> None:
         hops = [(a, b) for a, b in zip(schedule.placement, schedule.placement[1:], strict=False) if a != b]
         messages = Counter([*hops, *((b, a) for a, b in hops)])  # of one micro-batch, by source and target
+        pipes = self._pipes(messages, slots, readable)
         for first in range(0, self.collectives.world, self._stages):
             for a, b in sorted(messages):
-                self._connect_pair(first, a, b, slots, messages[a, b] * schedule.microbatches, readable)
+                self._connect_pair(first, a, b, slots, messages[a, b] * schedule.microbatches, readable, pipes)
+
+    def _pipes(
+        self, hops: Iterable[tuple[int, int]], slots: int, readable: Sequence[Sequence[int]]
+    ) -> tuple[dict[int, PipeWriter], dict[int, PipeReader]]:
+        """The pipes to and from neighbours of this rank that can read its memory, or it theirs; by rank."""
+        purpose = "open pipes to their neighbours"
+        first = self._rank // self._stages * self._stages
+        neighbours = {first + b for a, b in hops if first + a == self._rank}
+        writers = {}
+        for rank in neighbours:
+            if self._rank in readable[rank]:
+                with contextlib.suppress(OSError):  # a user may have too many pipes; gloo serves as well
+                    writers[rank] = PipeWriter(slots=2 * slots)
+        numbers = [writers[rank].number if rank in writers else -1 for rank in range(self.collectives.world)]
+        offered = [numbers[self._rank] for numbers in self.collectives.all_gather(numbers, purpose=purpose)]
+        pids = [self.collectives.peers[rank][1] for rank in range(self.collectives.world)]
+        readers = {rank: PipeReader(pids[rank], number) for rank, number in enumerate(offered) if number >= 0}
+        self.collectives.barrier(purpose=purpose)
+        for writer in writers.values():
+            writer.is_open_there()
+        return writers, readers
 
     def _connect_pair(
-        self, first: int, a: int, b: int, slots: int, period: int, readable: Sequence[Sequence[int]]
+        self,
+        first: int,
+        a: int,
+        b: int,
+        slots: int,
+        period: int,
+        readable: Sequence[Sequence[int]],
+        pipes: tuple[dict[int, PipeWriter], dict[int, PipeReader]],
     ) -> None:
         """One link, from rank `a` to rank `b` of the replica whose first rank is `first`."""
         source, target = first + a, first + b
@@ -201,6 +231,7 @@ class ProcessTransport:
                 device_sender=None
                 if group is None
                 else DeviceSender(group, target, device=self._device, period=period),
+                pipe=pipes[0].get(target),
             )
         if self._rank == target:
             if group is not None:
@@ -215,6 +246,7 @@ class ProcessTransport:
                 device_receiver=None
                 if group is None
                 else DeviceReceiver(group, source, device=self._device, period=period),
+                pipe=pipes[1].get(source),
             )
 
     def _device_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:

@@ -9,14 +9,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from weft.errors import WeftError
 from weft.runtime.device import HostCopy, Uploads
 from weft.runtime.engine.held_bytes import ByteCount, HeldBytes, NoCount
-from weft.runtime.engine.in_flight import InFlight
+from weft.runtime.engine.in_flight import InFlight, Shapes
 from weft.runtime.engine.precision import Precision
-from weft.runtime.engine.randomness import Seeds, mix
+from weft.runtime.engine.randomness import Seeds, mix, start_of
 from weft.runtime.engine.recompute import Recompute, Segment, needing_gradients, paired
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.weight_substitution import WeightSubstitution
@@ -26,7 +25,6 @@ from weft.runtime.weights import Leaves, ParameterSet, RoundedVersions
 from weft.schedule import RecomputeChoice
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
-Shapes: TypeAlias = "tuple[tuple[torch.Size, torch.dtype, bool], ...]"  # of all inputs of a chunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +60,7 @@ class Chunk:
         self._whole = self._segment(0, len(self.layers))
         self._recompute = self._recompute_of(self.recompute)
         self._known: dict[Shapes, HeldBytes] = {}
+        self._known_until_weights: dict[Shapes, int] = {}  # bytes between the halves of a backward
         self._substitution = WeightSubstitution() if self.backward_reads_other_weights else None
 
     def _recompute_of(self, choice: RecomputeChoice) -> Recompute | None:
@@ -96,9 +95,11 @@ class Chunk:
             count = ByteCount(self.layers, given=leaves, target=flatten(in_flight.target)[0])
             output = self._run_forward(in_flight, count)
             self._known[shapes] = count.held_bytes(keeps_graph=self._recompute is None)
+            in_flight.count = count
         else:
             output = self._run_forward(in_flight, None)
         wants = [tensor.requires_grad for tensor in flatten(output)[0]]
+        in_flight.shapes = shapes
         in_flight.nbytes, in_flight.rebuilt = self._known[shapes]
         if self.last:
             in_flight.loss = output.item() if output.device.type == "cpu" else output.detach().reshape(())
@@ -111,7 +112,7 @@ class Chunk:
             return self._recompute.forward(in_flight, count or NoCount())
         hooks = count.hooks() if count is not None else contextlib.nullcontext()
         if self._substitution is not None:
-            hooks = self._substitution.hooks(count.saved if count is not None else None)
+            hooks = self._substitution.hooks(Tensor.detach if count is None else count.note)
         with hooks:
             output = self._run(in_flight, self._whole, in_flight.given)
         in_flight.outputs = needing_gradients(output)
@@ -126,11 +127,12 @@ class Chunk:
         return self._loss(value, in_flight) if segment.computes_loss else value
 
     def _layers_of(self, in_flight: InFlight, segment: Segment, value: Any) -> Any:
-        compute, place = self.compute, (self.compute.seed, in_flight.minibatch, in_flight.microbatch)
+        compute = self.compute
+        start = start_of(compute.seed, in_flight.minibatch, in_flight.microbatch)
         value = _copy_of(value) if segment.copies_input else value
         with compute.precision.computing(compute.device):
             for number, layer in enumerate(segment.layers, segment.first_layer):
-                compute.seeds.set(mix(*place, number))
+                compute.seeds.set(mix(start, number))
                 try:
                     value = call_layer(layer, layer_input(layer, value, compute.precision.weights))
                 except RuntimeError as problem:
@@ -141,7 +143,8 @@ class Chunk:
     def _loss(self, value: Any, in_flight: InFlight) -> Tensor:
         compute = self.compute
         with compute.precision.computing(compute.device):
-            compute.seeds.set(mix(compute.seed, in_flight.minibatch, in_flight.microbatch, compute.layers))
+            start = start_of(compute.seed, in_flight.minibatch, in_flight.microbatch)
+            compute.seeds.set(mix(start, compute.layers))
             loss = compute.loss_fn(value, in_flight.target)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -183,11 +186,19 @@ class Chunk:
     ) -> list[Tensor | None]:
         """The first half of a backward: the gradients of the inputs."""
         in_flight = self.in_flight[index]
-        parameters = self._prepare(in_flight, weights)
+        count = in_flight.count
+        with count.hooks() if count is not None and self._recompute is not None else contextlib.nullcontext():
+            self._prepare(in_flight, weights)
         roots, gradients = self._roots(in_flight, gradients)
-        in_flight.split = SplitBackward(roots, gradients, in_flight.inputs, parameters)
+        split = SplitBackward(roots, gradients, in_flight.inputs)
+        del roots
         in_flight.outputs = []  # the loss's own part of the graph can go
-        return in_flight.split.input_gradients()
+        found = split.input_gradients()
+        if count is not None:
+            self._known_until_weights[in_flight.shapes] = count.held_until_weights(split.kept(), gradients)
+        held = in_flight.nbytes + in_flight.rebuilt
+        in_flight.start_second_half(split, self._known_until_weights.get(in_flight.shapes, held))
+        return found
 
     def backward_weights(self, index: int, weights: list[Leaves] | None = None) -> None:
         """The second half: the gradients of the weights."""
@@ -205,12 +216,11 @@ class Chunk:
         if self._substitution is not None:
             self._substitution.backward_reads(weights or in_flight.weights)
 
-    def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> list[Parameter]:
-        """Prepare a backward: its weights and, after a recompute, its graph; returns the leaves of the graph."""
+    def _prepare(self, in_flight: InFlight, weights: list[Leaves] | None) -> None:
+        """Prepare a backward: its weights and, after a recompute, its graph."""
         self._read_back(in_flight, weights)
         if self._recompute is not None:
             in_flight.outputs = self._recompute.rebuild(in_flight)
-        return [leaf for leaves in in_flight.weights for leaf in leaves]
 
     def _roots(self, in_flight: InFlight, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], Sequence[Tensor]]:
         if self.last:

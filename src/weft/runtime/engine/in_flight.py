@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from weft.runtime.engine.held_bytes import ByteCount
 from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.partition import Place
 from weft.runtime.tree import Skeleton, flatten, unflatten
 from weft.runtime.weights import Leaves
+
+Shapes: TypeAlias = "tuple[tuple[torch.Size, torch.dtype, bool], ...]"  # of all inputs of a chunk
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,4 +98,12 @@ class InFlight:
     loss: float | Tensor = float("nan")
     nbytes: int = 0  # that it holds
     rebuilt: int = 0  # that it holds beyond those while its backward runs, after a recompute
+    shapes: Shapes = ()
+    count: ByteCount | None = None  # if it is the first micro-batch of its shapes
     split: SplitBackward | None = None
+
+    def start_second_half(self, split: SplitBackward, nbytes: int) -> None:
+        """Keep nothing but what the second half of a backward needs, and its bytes."""
+        self.split, self.nbytes, self.rebuilt = split, nbytes, 0
+        self.inputs, self.outputs, self.kept = [], [], []
+        self.target = self.count = None

@@ -77,11 +77,13 @@ class Meter:
 
     def set_bytes(self, **bytes_held: int) -> None:
         """The bytes that are held now, by category."""
+        grows = False
         for category, amount in bytes_held.items():
+            grows = grows or amount > self.held[category]
             self.held[category] = amount
             if amount > self.peak[category]:
                 self.peak[category] = amount
-        if sum(self.held.values()) > self.peak_total:
+        if grows and sum(self.held.values()) > self.peak_total:
             self.at_peak = dict(self.held)
 
     @property

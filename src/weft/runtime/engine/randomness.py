@@ -6,6 +6,8 @@ recompute.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from weft.runtime.device import device_generator
@@ -13,14 +15,20 @@ from weft.runtime.device import device_generator
 _MASK = (1 << 64) - 1
 
 
-def mix(*numbers: int) -> int:
-    """A seed of 63 bits from several numbers: the finalizer of splitmix64, applied for each number."""
-    state = 0x9E3779B97F4A7C15
-    for number in numbers:
-        state = (state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
-        state ^= state >> 31
-    return state >> 1
+def mix(start: int, number: int) -> int:
+    """A seed of 63 bits from one more number."""
+    return _mixed(start, number) >> 1
+
+
+def start_of(*numbers: int) -> int:
+    """What `mix` starts with, from all numbers but the last: the finalizer of splitmix64 for each."""
+    return functools.reduce(_mixed, numbers, 0x9E3779B97F4A7C15)
+
+
+def _mixed(state: int, number: int) -> int:
+    state = (state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+    return state ^ (state >> 31)
 
 
 class Seeds:

@@ -5,18 +5,22 @@ another rank waits for them; W, the gradients of its weights, fills a gap later.
                 │                 │
               weight            weight               the sides: nodes that lead to weights only; W runs these
 
-A node of the path that has a side is a *joint*. I records the gradients that reach the joints, and W continues from
-there: a node computes only those gradients that lead to the inputs that autograd was called with. Joints whose sides
-meet, such as two uses of a weight, continue together. If a joint also leads to its side through another joint, the
-graph can't be split, and I runs the whole backward: that fills no gap, but it is correct.
+A node of the path that has a side is a *joint*. A joint whose gradient of a weight is one product (`products`) leaves
+it to W, and keeps the input that it saved and the gradient that reaches it. Any other joint (a norm, a sum, a function
+of the user) computes the gradients of its sides in I, and W continues from there. I frees everything else.
+
+Sums have the order of a single backward, so their bits are the same. Where that would not be so, I runs what leads to a
+side in any way, and W only adds the sum to the weight's gradient.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import TypeAlias
 
 import torch
@@ -25,273 +29,266 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-Edge: TypeAlias = "tuple[Node, int]"  # an output of a node, where gradients arrive
-Graph: TypeAlias = "dict[Node, list[Edge]]"  # the edges of each node; a node comes after all nodes that it leads to
+from weft.runtime.engine.products import Product, can_wait, product_for
 
-# the first runs a backward inside, which computes everything; the second frees its tensors after one run
-UNSPLITTABLE = ("CheckpointFunctionBackward", "CompiledFunctionBackward")
+Edge: TypeAlias = "tuple[Node, int]"  # an input of a node, where gradients arrive
 
-
-@dataclass(eq=False)
-class Joint:
-    """A node of the path with sides. Without a node: the sides that begin at the outputs.
-
-    I records the gradients of `edges`: of the node's outputs, or of its sides if the node computes those anyway.
-    """
-
-    node: Node | None
-    sides: list[Edge]
-    edges: list[Edge]
-    gradients: Sequence[Tensor | None]
-
-    @property
-    def after_node(self) -> bool:
-        """Whether the recorded gradients are those of the sides."""
-        return self.edges is self.sides
-
-    def start(self, *, alone: bool) -> tuple[list[GradientEdge], list[Tensor]]:
-        """Where W starts and with which gradients: at the node if the joint is alone, else at its sides."""
-        edges, gradients = _present(self.edges, self.gradients)
-        if alone or self.after_node or not edges:
-            return edges, gradients
-        sides = [GradientEdge(*side) for side in self.sides]
-        return _present(self.sides, torch.autograd.grad(edges, sides, gradients, allow_unused=True))
-
-
-@dataclass(eq=False)
-class Group:
-    """Joints whose sides meet, usually only one, and the parameters that they lead to."""
-
-    joints: list[Joint]
-    parameters: list[Tensor]
-
-    def run(self) -> None:
-        edges: list[GradientEdge] = []
-        gradients: list[Tensor] = []
-        for joint in self.joints:
-            more_edges, more_gradients = joint.start(alone=len(self.joints) == 1)
-            edges += more_edges
-            gradients += more_gradients
-        if edges:
-            torch.autograd.backward(edges, gradients, inputs=self.parameters)
+BATCH = 8 << 20  # bytes of products that are added to the gradients of weights by one call
+REENTRANT = "CheckpointFunctionBackward"  # runs a whole backward inside
 
 
 class SplitBackward:
     """A backward in two halves, which together compute exactly what `torch.autograd.backward` does.
 
-    An output whose gradient is None gets none, so the gradient of a loss must be given. `inputs` are leaves,
-    `parameters` all other leaves that accumulate gradients. Nothing may write to `grads`, or to the gradients of the
-    inputs, before the second half is done. After that, only the caller's outputs keep the graph alive.
+    An output whose gradient is None gets none, so the gradient of a loss must be given. `inputs` are leaves. Nothing
+    may write to `grads`, or to the gradients of the inputs, before the second half is done.
     """
 
-    def __init__(
-        self,
-        outputs: Sequence[Tensor],
-        grads: Sequence[Tensor | None],
-        inputs: Sequence[Tensor],
-        parameters: Sequence[Tensor],
-    ) -> None:
+    def __init__(self, outputs: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> None:
         assert all(tensor.is_leaf for tensor in inputs), "a chunk's inputs are leaves of its graph"
         pairs = zip(outputs, grads, strict=True)
         starts = [(output, grad) for output, grad in pairs if output.requires_grad and grad is not None]
-        self._roots = [get_gradient_edge(output) for output, _ in starts]
-        self._grads = [grad for _, grad in starts]
-        self._inputs, self._parameters = list(inputs), list(parameters)
-        self._groups: list[Group] | None = None  # the second half, from outputs to inputs
+        self._roots = [(get_gradient_edge(output), grad) for output, grad in starts]
+        self._inputs = list(inputs)
+        self._joints: list[_Joint] | None = None
+        self._owners: list[GradientEdge] = []
 
     def input_gradients(self) -> list[Tensor | None]:
         """Run the first half; returns the gradients of the inputs, None for an input without one."""
-        assert self._groups is None, "the first half of a backward runs once"
-        graph = _graph(root.node for root in self._roots)
-        leaves = {id(getattr(node, "variable", None)): node for node, edges in graph.items() if not edges}
-        targets = {id(tensor): leaves[id(tensor)] for tensor in self._inputs if id(tensor) in leaves}
-        weights = {leaves[id(tensor)]: tensor for tensor in self._parameters if id(tensor) in leaves}
-        path = _leading_to(targets.values(), graph)
-        side = _leading_to(weights, graph) - path
-        joints = _joints(self._roots, self._grads, graph, path, side)
-        groups = _groups(joints, graph, side, weights)
-        custom = [node for node in graph if isinstance(node, BackwardCFunction)]
-        if groups is None or any(node.name() in UNSPLITTABLE for node in custom):
-            self._groups = []
+        assert self._joints is None, "the first half of a backward runs once"
+        targets = {id(tensor): get_gradient_edge(tensor) for tensor in self._inputs if tensor.requires_grad}
+        graph = _Graph([root for root, _ in self._roots], [target.node for target in targets.values()])
+        joints = graph.joints()
+        self._joints = joints or []
+        if joints is None:
             return self._whole_backward()
-        self._groups = groups
-        found = dict(zip(targets, self._first_half(path, list(targets.values()), joints), strict=True))
+        targets = {key: target for key, target in targets.items() if target.node in graph.path}
+        found = dict(zip(targets, self._run_path(graph.path, list(targets.values())), strict=True))
         gradients = [found.get(id(tensor)) for tensor in self._inputs]
-        self._release(roots=not custom)
+        sides = (side for joint in joints for side, _ in joint.sides.values())
+        if not any(isinstance(side, BackwardCFunction) for side in sides):
+            self._owners = []  # only a node that is made in Python must be owned, before torch 2.13
+        self._inputs = []
         return gradients
+
+    def _run_path(self, path: set[Node], targets: list[GradientEdge]) -> list[Tensor | None]:
+        """Run the path; afterwards, joints and roots are what the second half starts from."""
+        assert self._joints is not None
+        if not targets:
+            return []
+        at_once = [joint for joint in self._joints if not joint.waits]
+        sides = dict.fromkeys(side for joint in at_once for side in joint.sides.values())
+        weights = {node for node, _ in sides if _is_weight(node)}
+        first = [(root, grad) for root, grad in self._roots if root.node in path or root.node in weights]
+        self._roots = [(root, grad) for root, grad in self._roots if root.node not in path and root.node not in weights]
+        self._owners = [root for root, _ in first]
+        with _recording(self._joints):
+            gradients = torch.autograd.grad(
+                self._owners,
+                [*targets, *(GradientEdge(*side) for side in sides)],
+                [grad for _, grad in first],
+                allow_unused=True,
+            )
+        for (node, number), gradient in zip(sides, gradients[len(targets) :], strict=True):
+            if node in weights and gradient is not None:
+                self._roots.append((GradientEdge(node, number), gradient))
+        return list(gradients[: len(targets)])
 
     def weight_gradients(self) -> None:
         """Run the second half: add to the gradients of the parameters, and release the graph."""
-        assert self._groups is not None, "the first half of a backward runs before the second"
-        self._groups.reverse()
-        while self._groups:
-            self._groups.pop().run()
-        self._release()
+        assert self._joints is not None, "the first half of a backward runs before the second"
+        roots, self._roots = self._roots, []
+        batch: list[tuple[GradientEdge, Tensor]] = []
+        shared: list[list[tuple[GradientEdge, Tensor]]] = []
+        with torch.no_grad():
+            while self._joints:  # from the inputs to the outputs: what came last is still in the caches
+                joint = self._joints.pop()
+                found = joint.gradients()
+                if not joint.private:
+                    shared.append(found)
+                    continue
+                batch += found
+                if sum(gradient.nbytes for _, gradient in batch) >= BATCH:
+                    _backward(batch)
+            _backward(batch)
+            _backward(roots + list(chain.from_iterable(reversed(shared))))
+        self._owners = []
 
-    def _first_half(self, path: set[Node], targets: list[Node], joints: list[Joint]) -> list[Tensor | None]:
-        """Run the path from the outputs to the inputs; the joints record the gradients that W needs."""
-        if not targets:
-            return []
-        starts = [(root, grad) for root, grad in zip(self._roots, self._grads, strict=True) if root.node in path]
-        before_node = [joint for joint in joints if not joint.after_node]
-        edges = [GradientEdge(target, 0) for target in targets]
-        edges += [GradientEdge(*edge) for joint in before_node for edge in joint.edges]
-        handles = [_record_sides(joint, joint.node) for joint in joints if joint.after_node and joint.node is not None]
-        try:
-            gradients = torch.autograd.grad(
-                [root for root, _ in starts],
-                edges,
-                [grad for _, grad in starts],
-                retain_graph=bool(before_node),
-                allow_unused=True,
-            )
-        finally:
-            for handle in handles:
-                handle.remove()
-        rest = iter(gradients)
-        found: list[Tensor | None] = [next(rest) for _ in targets]
-        for joint in before_node:
-            joint.gradients = [next(rest) for _ in joint.edges]
-        return found
+    def kept(self) -> list[Tensor]:
+        """What the second half needs, beside the nodes that it runs."""
+        kept = [gradient for _, gradient in self._roots]
+        for joint in self._joints or ():
+            kept += [gradient for gradients in joint.recorded for gradient in gradients if gradient is not None]
+            kept += joint.product.kept if joint.product is not None else ()
+        return kept
 
     def _whole_backward(self) -> list[Tensor | None]:
         before = [tensor.grad for tensor in self._inputs]
         for tensor in self._inputs:
             tensor.grad = None
-        torch.autograd.backward(self._roots, self._grads)
+        _backward(self._roots)
         found = [tensor.grad for tensor in self._inputs]
         for tensor, grad in zip(self._inputs, before, strict=True):
             tensor.grad = grad
-        self._release()
+        self._inputs = []
         return found
 
-    def _release(self, *, roots: bool = True) -> None:
-        """Drop references to the graph. Before torch 2.13, nodes made in Python don't own it: then keep the roots."""
-        if roots:
-            self._roots = []
-        self._grads, self._inputs, self._parameters = [], [], []
+
+@dataclass(eq=False, slots=True)
+class _Joint:
+    """A node of the path with sides, and what W needs of it."""
+
+    node: Node | None  # None after I
+    sides: dict[int, Edge]  # by the number of the operator's input
+    waits: bool  # leaves the gradients of its sides to W
+    private: bool = False  # nothing else leads to the weights of its sides
+    product: Product | None = None  # if it waits
+    recorded: list[Sequence[Tensor | None]] = field(default_factory=list)  # gradients: that reach it, or of its sides
+
+    def record(self) -> RemovableHandle | None:
+        """Prepare for I. A hook in Python is slow between large kernels, which leave nothing of it in the caches."""
+        assert self.node is not None
+        if self.waits:
+            self.product = product_for(self.node, self.sides)
+            return self.node.register_prehook(self.recorded.append)
+        if all(_is_weight(side) for side, _ in self.sides.values()):
+            return None
+        return self.node.register_hook(self._record_sides)
+
+    def _record_sides(self, gradients: Sequence[Tensor | None], _: object) -> None:
+        sides = self.sides.items()
+        self.recorded.append([None if _is_weight(side) else gradients[number] for number, (side, _) in sides])
+
+    def gradients(self) -> list[tuple[GradientEdge, Tensor]]:
+        """The gradients of the sides, without those of weights that I has computed."""
+        if not self.recorded:
+            return []
+        found = self.recorded[0]
+        if self.product is not None:
+            gradient = found[0]
+            if gradient is None:
+                return []
+            products = self.product(gradient)
+            found = [products[number] for number in self.sides]
+        pairs = zip(self.sides.values(), found, strict=True)
+        return [(GradientEdge(*side), gradient) for side, gradient in pairs if gradient is not None]
 
 
-def _graph(roots: Iterable[Node]) -> Graph:
-    """All nodes that the roots lead to, each after the nodes that it leads to."""
-    edges: Graph = {}
-    graph: Graph = {}
-    stack = list(roots)
-    while stack:
-        node = stack[-1]
-        if node not in edges:
-            edges[node] = [(after, number) for after, number in node.next_functions if after is not None]
-            stack += [after for after, _ in edges[node] if after not in edges]
-        else:
-            graph[stack.pop()] = edges[node]
-    return graph
+@contextmanager
+def _recording(joints: Sequence[_Joint]) -> Iterator[None]:
+    handles = [joint.record() for joint in joints]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            if handle is not None:
+                handle.remove()
+        for joint in joints:
+            joint.node = None
 
 
-def _leading_to(leaves: Collection[Node], graph: Graph) -> set[Node]:
-    found = set(leaves)
-    for node, edges in graph.items():
-        for after, _ in edges:
-            if after in found:
-                found.add(node)
-                break
-    return found
+def _is_weight(node: Node) -> bool:
+    """Whether the node adds to the gradient of a leaf."""
+    return hasattr(node, "variable")
 
 
-def _joints(
-    roots: list[GradientEdge], grads: list[Tensor], graph: Graph, path: set[Node], side: set[Node]
-) -> list[Joint]:
-    """All joints, from the outputs to the inputs."""
-    starts = [(root.node, root.output_nr) for root in roots]
-    sides_of_outputs = [(edge, grad) for edge, grad in zip(starts, grads, strict=True) if edge[0] in side]
-    joints: dict[Node | None, Joint] = {}
-    if sides_of_outputs:
-        edges = [edge for edge, _ in sides_of_outputs]
-        joints[None] = Joint(None, edges, edges, [grad for _, grad in sides_of_outputs])
-    for node in reversed(graph):
-        if node in path and (sides := [edge for edge in graph[node] if edge[0] in side]):
-            custom = isinstance(node, BackwardCFunction)  # it computes all gradients, even if only some are needed
-            joints[node] = Joint(node, sides, sides if custom else [], [None] * len(sides))
-    for edge in dict.fromkeys(chain(starts, *(graph[node] for node in path))):
-        if edge[0] in joints and not joints[edge[0]].after_node:
-            joints[edge[0]].edges.append(edge)
-    return list(joints.values())
+def _backward(roots: list[tuple[GradientEdge, Tensor]]) -> None:
+    """Run the backward of a graph, and forget its roots."""
+    if roots:
+        torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
+        roots.clear()
 
 
-def _groups(joints: list[Joint], graph: Graph, side: set[Node], weights: dict[Node, Tensor]) -> list[Group] | None:
-    """Joints grouped by sides that meet; None if the graph can't be split."""
-    parent: dict[Joint, Joint] = {}  # a forest: joints with the same root are in one group
+class _Graph:
+    """All nodes that the roots lead to."""
 
-    def root(joint: Joint) -> Joint:
-        while parent[joint] is not joint:
-            joint = parent[joint]
-        return joint
+    def __init__(self, roots: Sequence[GradientEdge], targets: Iterable[Node]) -> None:
+        self._roots = Counter(root.node for root in roots)
+        self._edges: dict[Node, Sequence[tuple[Node | None, int]]] = {}
+        self._users: dict[Node, list[Node]] = {node: [] for node in self._roots}  # one for each gradient of a node
+        self._walk()
+        self._is_reentrant = any(kind.__name__ == REENTRANT for kind in set(map(type, self._edges)))
+        self._at_once: set[Node] = set()  # joints that may not wait
+        self.path: set[Node] = set()
+        self._extend_path([node for node in targets if node in self._edges])
 
-    owner: dict[Node, Joint] = {}  # of each side node: the first joint that leads to it
-    for joint in joints:
-        parent[joint] = joint
-        stack = [after for after, _ in joint.sides]
+    def _walk(self) -> None:
+        edges, users, stack = self._edges, self._users, list(self._roots)
         while stack:
             node = stack.pop()
-            if node in owner:
-                parent[root(joint)] = root(owner[node])
-            else:
-                owner[node] = joint
-                stack += [after for after, _ in graph[node] if after in side]
+            edges[node] = node.next_functions
+            for after, _ in edges[node]:
+                if after is None:
+                    continue
+                if after in users:
+                    users[after].append(node)
+                else:
+                    users[after] = [node]
+                    stack.append(after)
 
-    groups = {joint: Group([], []) for joint in joints if root(joint) is joint}
-    for joint in joints:
-        groups[root(joint)].joints.append(joint)
-    for node in owner.keys() & weights.keys():
-        groups[root(owner[node])].parameters.append(weights[node])
+    def _extend_path(self, targets: Iterable[Node]) -> None:
+        """Let I run all nodes that lead to some."""
+        stack = list(targets)
+        self.path.update(stack)
+        while stack:
+            for node in self._users[stack.pop()]:
+                if node not in self.path:
+                    self.path.add(node)
+                    stack.append(node)
 
-    shared = [joint for group in groups.values() if len(group.joints) > 1 for joint in group.joints]
-    if shared:
-        shared_nodes = [node for node, joint in owner.items() if len(groups[root(joint)].joints) > 1]
-        if not _no_detours(shared, graph) or not _sums_of_two(shared, shared_nodes, graph):
+    def joints(self) -> list[_Joint] | None:
+        """All joints, in the order in which autograd runs them; None if the graph can't be split."""
+        if self._is_reentrant:
             return None
-    return list(groups.values())
+        joints = self._find_joints()
+        while reached := self._reached_in_other_ways(joints):
+            users = {user for side in reached for user in self._users[side]}
+            self._at_once |= users
+            self._extend_path(users)
+            joints = self._find_joints()
+        for joint in joints:
+            sides = [side for side, _ in joint.sides.values()]
+            if joint.waits:
+                joint.private = all(map(self._is_private, sides))
+            elif any(getattr(getattr(side, "variable", None), "_backward_hooks", None) for side in sides):
+                return None  # I would run the hooks of this parameter, and W once more
+        return joints
 
+    def _find_joints(self) -> list[_Joint]:
+        found: list[tuple[int, _Joint]] = []
+        path = self.path
+        for node in path:
+            sides = {
+                number: (after, place)
+                for number, (after, place) in enumerate(self._edges[node])
+                if after is not None and after not in path
+            }
+            if sides:
+                waits = node not in self._at_once and can_wait(node, sides)
+                found.append((node._sequence_nr(), _Joint(node, sides, waits)))
+        found.sort(key=itemgetter(0), reverse=True)
+        return [joint for _, joint in found]
 
-def _no_detours(joints: list[Joint], graph: Graph) -> bool:
-    """Whether no joint also leads to its sides through another joint or one of its sides."""
-    bits: dict[Node, int] = {}
-    for joint in joints:
-        for after, _ in joint.sides:
-            bits.setdefault(after, 1 << len(bits))
-    below: dict[Node, int] = {}  # the sides that a node leads to, without the node itself
-    for node, edges in graph.items():
-        below[node] = 0
-        for after, _ in edges:
-            below[node] |= below[after] | bits.get(after, 0)
-    for joint in joints:
-        if joint.after_node:
-            continue
-        assert joint.node is not None
-        side_bits = sum({bits[after] for after, _ in joint.sides})
-        if any(below[after] & side_bits for after, _ in graph[joint.node]):
-            return False
-    return True
+    def _reached_in_other_ways(self, joints: Iterable[_Joint]) -> set[Node]:
+        """The sides whose gradients must be summed in I."""
+        at_once, waiting = (
+            Counter(side for joint in joints if joint.waits is waits for side, _ in joint.sides.values())
+            for waits in (False, True)
+        )
+        reached = {side for side, count in at_once.items() if count < len(self._users[side])}
+        for side, count in waiting.items():
+            arriving = len(self._users[side]) + self._roots[side]
+            if count < arriving and arriving > 2:  # a sum of two has no order
+                reached.add(side)
+        return reached
 
-
-def _sums_of_two(joints: list[Joint], nodes: list[Node], graph: Graph) -> bool:
-    """Whether no sum has more than two gradients: W adds in another order, which would change the result."""
-    arriving = Counter(edge for joint in joints for edge in joint.sides)
-    arriving.update(edge for node in nodes for edge in graph[node])
-    return max(arriving.values()) <= 2
-
-
-def _record_sides(joint: Joint, node: Node) -> RemovableHandle:
-    """Let a joint record the gradients of its sides when its node computes them."""
-    sides = {after for after, _ in joint.sides}
-    positions = [position for position, (after, _) in enumerate(node.next_functions) if after in sides]
-
-    def record(gradients: Sequence[Tensor | None], _: object) -> None:
-        joint.gradients = [gradients[position] for position in positions]
-
-    return node.register_hook(record)
-
-
-def _present(edges: Iterable[Edge], gradients: Iterable[Tensor | None]) -> tuple[list[GradientEdge], list[Tensor]]:
-    pairs = zip(edges, gradients, strict=True)
-    found = [(GradientEdge(*edge), gradient) for edge, gradient in pairs if gradient is not None]
-    return [edge for edge, _ in found], [gradient for _, gradient in found]
+    def _is_private(self, node: Node) -> bool:
+        """Whether nothing else leads to the weight that a side leads to."""
+        while len(self._users[node]) + self._roots[node] == 1:
+            edges = self._edges[node]
+            if not edges:
+                return True
+            if len(edges) > 1 or edges[0][0] is None:
+                return False
+            node = edges[0][0]
+        return False

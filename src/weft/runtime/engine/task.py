@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from weft.runtime.engine.chunk import Chunk
 from weft.runtime.weights import Leaves, ParameterSet
-from weft.schedule import Program, Step, Weights, prediction_of
+from weft.schedule import Program, Row, Step, Weights, prediction_of
 
 
 class SetStep(NamedTuple):
@@ -59,22 +59,29 @@ class Task(NamedTuple):
         return any(set_step.step.predicts for set_step in self.sets)
 
 
-def tasks(
-    programs: Sequence[Program],
-    set_programs: Mapping[int, Sequence[int]],
-    chunks: Mapping[int, Chunk],
-    *,
-    rank: int,
-    cycle: int,
-    minibatches: int | None,
-) -> Iterator[Task]:
-    """A rank's tasks of one cycle. `set_programs` has, for each chunk, the program that each of its sets follows."""
-    policies = [program.schedule.weights for program in programs]
-    columns = [program.cycle(rank, cycle, minibatches=minibatches) for program in programs]
-    for steps in zip(*columns, strict=True):
-        chunk = chunks[steps[0].action.chunk]
-        sets = [
-            SetStep(parameters, steps[program], policies[program])
-            for parameters, program in zip(chunk.sets, set_programs[chunk.number], strict=True)
-        ]
-        yield Task(steps[0], chunk, sets)
+class TaskList:
+    """A rank's tasks of every cycle. `set_programs` has, for each chunk, the program that each of its sets follows."""
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        set_programs: Mapping[int, Sequence[int]],
+        chunks: Mapping[int, Chunk],
+        *,
+        rank: int,
+    ) -> None:
+        self._lines: list[tuple[Sequence[Row], Chunk, list[tuple[ParameterSet, int, Weights]]]] = []
+        for rows in zip(*(program.rows(rank) for program in programs), strict=True):
+            chunk = chunks[rows[0].first.action.chunk]
+            sets = [
+                (parameters, program, programs[program].schedule.weights)
+                for parameters, program in zip(chunk.sets, set_programs[chunk.number], strict=True)
+            ]
+            self._lines.append((rows, chunk, sets))
+
+    def cycle(self, cycle: int, *, minibatches: int | None) -> Iterator[Task]:
+        for rows, chunk, sets in self._lines:
+            if rows[0].is_in(cycle, minibatches):
+                steps = [row.step(cycle) for row in rows]
+                set_steps = [SetStep(parameters, steps[program], policy) for parameters, program, policy in sets]
+                yield Task(steps[0], chunk, set_steps)

@@ -9,8 +9,8 @@ activation like any other, and stays that of the forward.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,11 +31,8 @@ class _View(NamedTuple):
     conj: bool
 
 
-class _Saved(NamedTuple):
-    """Any other tensor, and its version: with hooks, autograd itself does not check that it is unchanged."""
-
-    tensor: Tensor
-    version: int
+# Any other tensor, and its version: with hooks, autograd itself does not check that it is unchanged.
+_Saved: TypeAlias = "tuple[Tensor, int]"
 
 
 class WeightSubstitution:
@@ -63,22 +60,17 @@ class WeightSubstitution:
         """Set the weights that the next backward reads."""
         self._backward_weights = weights
 
-    def hooks(self, saved: set[tuple[int, int]] | None = None) -> contextlib.AbstractContextManager[Any]:
-        """For use around a forward; adds the storages of all saved activations to `saved`."""
+    def hooks(self, held: Callable[[Tensor], Tensor] = Tensor.detach) -> contextlib.AbstractContextManager[Any]:
+        """For use around a forward; `held` makes what the graph holds of an activation that is saved."""
         places = self._places
 
         def pack(tensor: Tensor) -> _View | _Saved:
-            if tensor.layout != torch.strided:
-                return _Saved(tensor.detach(), tensor._version)
-            address = tensor.untyped_storage().data_ptr()
-            if address in places:
+            place = places.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
+            if place is not None:
                 if not tensor.is_neg():
-                    return _view_of(tensor, *places[address])
+                    return _view_of(tensor, *place)
                 tensor = tensor.detach().clone()
-            storage = tensor.untyped_storage()
-            if saved is not None:
-                saved.add((storage.data_ptr(), storage.nbytes()))
-            return _Saved(tensor.detach(), tensor._version)
+            return held(tensor), tensor._version
 
         return torch.autograd.graph.saved_tensors_hooks(pack, self._unpack)
 
@@ -86,12 +78,13 @@ class WeightSubstitution:
         if isinstance(packed, _View):
             number, index = packed.place
             return _resolve(packed, self._backward_weights[number][index])
-        if packed.tensor._version != packed.version:
+        tensor, version = packed
+        if tensor._version != version:
             raise WeftError(
-                f"a tensor of shape {tuple(packed.tensor.shape)} was changed in place after the forward had saved it "
-                "for the backward; compute a new tensor instead"
+                f"a tensor of shape {tuple(tensor.shape)} was changed in place after the forward had saved it for the "
+                "backward; compute a new tensor instead"
             )
-        return packed.tensor
+        return tensor
 
 
 def _view_of(tensor: Tensor, place: tuple[int, int], weight: Parameter) -> _View:

@@ -10,7 +10,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -24,10 +24,10 @@ from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.engine.memory import MemoryAccount
 from weft.runtime.engine.precision import remedy_for_mixed
 from weft.runtime.engine.staleness import Staleness
-from weft.runtime.engine.task import Task, tasks
+from weft.runtime.engine.task import Task, TaskList
 from weft.runtime.engine.waiting import DEVICE, GRADIENTS, NOTHING, Wait, Waits
 from weft.runtime.weights import GradientSync, ParameterSet, PendingUpdate
-from weft.schedule import Action, Op, Program, Step
+from weft.schedule import Action, Op, Program, Step, max_ahead, max_delay, mean_delay, mean_over_chunks
 
 
 class Worker:
@@ -58,6 +58,7 @@ class Worker:
         self.device = next(iter(chunks.values())).compute.device
         self.number = replica * self.schedule.stages + rank  # among all ranks of all replicas
         self._set_programs, self._gradient_sync = set_programs, gradient_sync
+        self._tasks = TaskList(programs, set_programs, chunks, rank=rank)
         self._skip_nan = skip_nan
         self.inbox, self._send = inbox, send
         self.inputs: dict[int, Any] = {}  # of micro-batches that have not begun
@@ -77,34 +78,38 @@ class Worker:
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
         self.meter = meter_for(self.device, deadline)
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
-        self._passes: dict[Op, Callable[[Task], None]] = {
-            Op.F: self._forward,
-            Op.B: self._backward,
-            Op.I: self._backward,
-            Op.W: self._backward_weights,
-        }
+        # By the number of the op; a dict would call the hash function of an enum, which is slow.
+        self._passes = (self._forward, self._backward, self._backward, self._backward_weights)
 
     def cycle(self, cycle: int, *, minibatches: int | None = None) -> Waits:
         """Run a cycle: what one more mini-batch brings, or a part of the drain."""
         self.meter.begin_cycle(first=cycle == 0)
-        for task in tasks(
-            self.programs, self._set_programs, self.chunks, rank=self.rank, cycle=cycle, minibatches=minibatches
-        ):
-            step = task.step
-            with self.locating_errors(step.action.chunk, self.begun + step.minibatch, step.action):
+        for task in self._tasks.cycle(cycle, minibatches=minibatches):
+            try:
                 self.advance()
-                if step.action.op == Op.U:
+                if task.step.action.op == Op.U:
                     yield from self._update(task)
-                    continue
-                yield from self._wait_for_weights(task)
-                yield from self.wait_for_message(step)
-                start = self.meter.start(step.action)
-                self._passes[step.action.op](task)
-                for set_step in task.sets:
-                    set_step.release()
-                self.meter.end(step, start)
+                else:
+                    yield from self._pass(task)
+            except Exception as problem:
+                self._raise_located(problem, task.chunk.number, self.begun + task.step.minibatch, task.step.action)
         if self.programs[0].drain == 0:  # nothing else is left to do meanwhile
             yield from self._finish_updates()
+        yield from self._join_awaited_sums(cycle)
+
+    def _pass(self, task: Task) -> Waits:
+        """Run a forward or a backward, as soon as its weights and its message are there."""
+        step = task.step
+        for set_step in task.sets:
+            while not set_step.ready:
+                yield from self._finish_update(task.chunk.number, set_step.parameters)
+        if step.needs >= 0 and incoming_key(step) not in self.inbox:
+            yield from self.wait_for_message(step)
+        start = self.meter.start(step.action)
+        self._passes[step.action.op](task)
+        for set_step in task.sets:
+            set_step.release()
+        self.meter.end(step, start)
 
     @contextlib.contextmanager
     def locating_errors(self, chunk: int, minibatch: int, action: Action | None = None) -> Iterator[None]:
@@ -114,30 +119,26 @@ class Worker:
         """
         try:
             yield
-        except (RunError, LinkError):
-            raise
         except Exception as problem:
-            if problem is self._located:
-                raise
-            unit = "update"
-            if action is not None and action.op != Op.U:
-                unit = f"micro-batch {action.index % self.schedule.microbatches}"
-            place = f"rank {self.number}, chunk {chunk}, mini-batch {minibatch}, {unit}"
-            place += "" if action is None else f" ({action})"
-            if isinstance(problem, WeftError):
-                kind = Diverged if isinstance(problem, Diverged) else WeftError
-                self._located = kind(f"{place}: {problem}")
-                raise self._located from problem
-            trained = (tensor for parameters in self.chunks[chunk].sets for tensor in parameters.versions.live)
-            remedy = remedy_for_mixed(problem, trained)
-            raise RunError(f"{place}: {type(problem).__name__}: {problem}{remedy}") from problem
+            self._raise_located(problem, chunk, minibatch, action)
+
+    def _raise_located(self, problem: Exception, chunk: int, minibatch: int, action: Action | None) -> NoReturn:
+        if isinstance(problem, RunError | LinkError) or problem is self._located:
+            raise problem
+        unit = "update"
+        if action is not None and action.op != Op.U:
+            unit = f"micro-batch {action.index % self.schedule.microbatches}"
+        place = f"rank {self.number}, chunk {chunk}, mini-batch {minibatch}, {unit}"
+        place += "" if action is None else f" ({action})"
+        if isinstance(problem, WeftError):
+            kind = Diverged if isinstance(problem, Diverged) else WeftError
+            self._located = kind(f"{place}: {problem}")
+            raise self._located from problem
+        trained = (tensor for parameters in self.chunks[chunk].sets for tensor in parameters.versions.live)
+        remedy = remedy_for_mixed(problem, trained)
+        raise RunError(f"{place}: {type(problem).__name__}: {problem}{remedy}") from problem
 
     # Waiting
-
-    def _wait_for_weights(self, task: Task) -> Waits:
-        for set_step in task.sets:
-            while not set_step.ready:
-                yield from self._finish_update(task.chunk.number, set_step.parameters)
 
     def wait_for_message(self, step: Step) -> Waits:
         if step.needs >= 0:
@@ -161,6 +162,14 @@ class Worker:
                     yield from self._finish_update(chunk.number, parameters)
         self.meter.end_wait()
 
+    def _join_awaited_sums(self, cycle: int) -> Waits:
+        """Start all parts of sums that other ranks wait for in this cycle, which this rank may end earlier."""
+        for parameters in self._sets:
+            for update in parameters.pending:
+                while self._gradient_sync.awaited(update, self.begun + cycle):
+                    if not (self.advance() or (update is parameters.pending[0] and self._hurry(update))):
+                        yield Wait(GRADIENTS, (Op.U, update.member[1], update.minibatch), self._progress)
+
     def _finish_update(self, chunk: int, parameters: ParameterSet) -> Waits:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
         update = parameters.pending[0]
@@ -173,7 +182,7 @@ class Worker:
         record_use(update.present(), self.device)
         with self.locating_errors(chunk, update.minibatch):
             self._apply(chunk, parameters, parameters.pending.popleft())
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk)
         self.meter.end_delayed_update(start)
         yield from self._read_losses()
 
@@ -285,6 +294,7 @@ class Worker:
             self._check_loss(loss)
         self._losses[chunk.number, step.minibatch].append(loss)
         self.memory.change_activations(in_flight.rebuilt)
+        held = in_flight.nbytes + in_flight.rebuilt
         whole = step.action.op == Op.B
         run = chunk.backward if whole else chunk.backward_inputs
         input_gradients = run(index, gradients, self._backward_reads(task))
@@ -292,6 +302,8 @@ class Worker:
             self.hand_over(step, Message.pack(outgoing_key(step), input_gradients, loss=loss))
         if whole:
             self._end_backward(step, in_flight)
+        else:
+            self.memory.change_activations(in_flight.nbytes - held)
 
     def _backward_weights(self, task: Task) -> None:
         chunk, index = task.chunk, task.step.action.index
@@ -329,7 +341,7 @@ class Worker:
 
     def _update(self, task: Task) -> Waits:
         step, chunk = task.step, task.chunk
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk.number)
         for parameters in chunk.sets:
             while parameters.pending and parameters.pending[0].done and not parameters.predicts:
                 yield from self._finish_update(chunk.number, parameters)  # predictions are from the version they name
@@ -352,7 +364,7 @@ class Worker:
             else:
                 update.copy_numbers()
                 self._apply(chunk.number, parameters, update)
-        self.memory.count_gradients()
+        self.memory.count_gradients(chunk.number)
         self.meter.end(step, start)
         yield from self._read_losses()
 
@@ -387,10 +399,22 @@ class Worker:
             parameters.restart()
 
     def delays(self) -> list[dict[str, Any]]:
-        """Of each chunk: how many updates late its first forwards read, how many they predict, and the samples."""
+        """Of each chunk: how many updates late its forwards read, how many they predict at most, and the samples.
+
+        The mean delay is over micro-batches and parameters, also tied ones, which have their own delay.
+        """
         program, found = self.programs[0], []
         for chunk, staleness in self.staleness.items():
-            first = (program.chunk == chunk) & (program.op == Op.F) & (program.index % self.schedule.microbatches == 0)
-            delay, ahead = (int(column[first].max(initial=0)) for column in (program.delay, program.ahead))
-            found.append({"chunk": chunk, "delay": delay, "ahead": ahead, "samples": list(staleness.samples)})
+            sizes = [parameters.numel for parameters in self.chunks[chunk].sets]
+            delays = [mean_delay(self.programs[number], chunk) for number in self._set_programs[chunk]]
+            found.append(
+                {
+                    "chunk": chunk,
+                    "parameters": sum(sizes),
+                    "delay": max_delay(program, chunk),
+                    "mean_delay": mean_over_chunks(delays, sizes),
+                    "ahead": max_ahead(program, chunk),
+                    "samples": list(staleness.samples),
+                }
+            )
         return found

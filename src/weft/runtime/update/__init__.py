@@ -4,7 +4,7 @@ What happens at an update is one protocol, `UpdatePart`, which all of these impl
 """
 
 from weft.runtime.update import cures
-from weft.runtime.update.cures.base import Cure, cure_for, mean_delay
+from weft.runtime.update.cures.base import Cure, cure_for
 from weft.runtime.update.optimizer import OptimizerMaker, SchedulerMaker, options_of, tensor_bytes
 from weft.runtime.update.part import PartState, UpdatePart
 from weft.runtime.update.predictions import Predictions
@@ -25,7 +25,6 @@ __all__ = [
     "cure_for",
     "cures",
     "linear_rule",
-    "mean_delay",
     "options_of",
     "tensor_bytes",
 ]

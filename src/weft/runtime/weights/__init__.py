@@ -5,7 +5,7 @@ ranks.
 """
 
 from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
-from weft.runtime.weights.groups import check_clip_norm, gradient_sync_for
+from weft.runtime.weights.groups import gradient_sync_for
 from weft.runtime.weights.parameter_set import ParameterSet, gradient_bytes
 from weft.runtime.weights.versions import Leaves, RoundedVersions
 
@@ -15,7 +15,6 @@ __all__ = [
     "ParameterSet",
     "PendingUpdate",
     "RoundedVersions",
-    "check_clip_norm",
     "gradient_bytes",
     "gradient_sync_for",
 ]

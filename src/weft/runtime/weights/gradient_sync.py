@@ -6,8 +6,8 @@ work in between) is there by then, and nobody waits.
 
 The worker drives the stages. An update starts a stage only after the older pending updates of its set have started
 it, so every rank joins the sums of a group in the order of mini-batches: parts of different processes match by that
-order alone. A worker advances while it runs a cycle, so the members of a group must read a version for the first time
-in the same cycle; `norm_groups` and the tied programs see to that.
+order alone. A worker advances while it runs a cycle, and members of a group may read a version for the first time in
+different cycles. So a worker does not end a cycle before it has joined all sums that others wait for in it (`awaited`).
 
 On a device, stages run beside the compute stream, which waits for the last one when the version is read. A stage ends
 when its sum is there, as on the host. If a version is read before that, the stage ends all the same: then streams wait
@@ -158,10 +158,19 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSync:
-    """The stages of all members of this process, in order."""
+    """The stages of all members of this process, in order.
+
+    `read_after`: how many cycles after a mini-batch's own each member, of any process, reads its update.
+    """
 
     sums: GroupSums
     stages: Sequence[Stage]
+    read_after: Mapping[Member, int] = field(default_factory=dict)
+
+    def awaited(self, update: PendingUpdate, cycle: int) -> bool:
+        """Whether, in this cycle (counted like mini-batches), a member may wait for a sum that is not started here."""
+        left = [stage.groups[update.member].members for stage in update.stages[1:]]
+        return any(update.minibatch + self.read_after[member] <= cycle for members in left for member in members)
 
     def close(self) -> None:
         """End the threads of the sums."""

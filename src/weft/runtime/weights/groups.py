@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from weft.errors import WeftError
 from weft.runtime.comm import AllReduce
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member
 from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, Stage, Tie
-from weft.schedule import Op, Program, Schedule
+from weft.schedule import NONE, Op, Program, Schedule, shared_weights
 
-MOST_NORMS = 2  # WPipe's two groups; more would clip single stages
+MOST_NORMS = 2  # WPipe's two groups; with more, tied weights have a norm of their own
 
 
 def norm_groups(program: Program) -> list[list[int]]:
@@ -21,9 +20,12 @@ def norm_groups(program: Program) -> list[list[int]]:
 
     The norm of a mini-batch is known when its last backward is done, in the first chunk. A chunk that reads less late
     than the first one would have to wait for it: WPipe's second group, so its two groups have a norm each. So would a
-    chunk whose next backward reads the update at once, unless its rank has work of other chunks in between.
+    chunk whose next backward reads the update at once, unless its rank has work of other chunks in between. With a
+    global norm they do wait, and all chunks share it.
     """
     schedule = program.schedule
+    if schedule.weights.norm == "global":
+        return [list(range(schedule.chunks))]
     at_once = schedule.weights.backward == "newest" and schedule.chunks == schedule.stages
     groups: list[list[int]] = []
     for chunk in range(schedule.chunks):
@@ -35,17 +37,6 @@ def norm_groups(program: Program) -> list[list[int]]:
     return groups
 
 
-def check_clip_norm(program: Program) -> None:
-    """Refuse a schedule whose chunks share no norm."""
-    groups, schedule = norm_groups(program), program.schedule
-    if not _cover_most_chunks(groups, schedule):
-        raise WeftError(
-            f"clip_norm needs one norm over all chunks, and {schedule.name}'s chunks update at {len(groups)} "
-            "different delays, so it would have to wait; use 2bw (without prediction), wpipe (a norm for each of "
-            "its two groups) or a synchronous schedule"
-        )
-
-
 def _delays(program: Program, chunk: int) -> list[int]:
     """How late a chunk's forwards read, by micro-batch."""
     rank = program.schedule.placement[chunk]
@@ -53,6 +44,12 @@ def _delays(program: Program, chunk: int) -> list[int]:
     order = np.argsort(program.index[rank][forward] % program.schedule.microbatches)
     delays: list[int] = program.delay[rank][forward][order].tolist()
     return delays
+
+
+def _read_after(program: Program, chunks: Sequence[int]) -> int:
+    """How many cycles after a mini-batch's own the first of these chunks reads its update."""
+    reads = (program.op != NONE) & (program.op != Op.U) & np.isin(program.chunk, chunks)
+    return int((program.delay - program.batch)[reads].min()) + 1
 
 
 def gradient_sync_for(
@@ -92,8 +89,6 @@ def gradient_sync_for(
     if ties:
         stages.append(Tie(groups=ties))
     if clip_norm is not None or skip_nan:
-        if clip_norm is not None:
-            check_clip_norm(program)
         chunks = norm_groups(program)
         shared = _cover_most_chunks(chunks, schedule)
         norms = _by_member(_norms(members, sets, chunks, _tied_homes(sets, program) if shared else {}))
@@ -104,7 +99,12 @@ def gradient_sync_for(
         if over_ranks is not None:
             across[line] = over_ranks
     sums = GroupSums({member for member in members if member[:2] in local}, across, device=device)
-    return GradientSync(sums=sums, stages=stages)
+    tied = {holders: _read_after(shared_weights(program, holders), holders) for holders in _tied(sets)}
+    read_after = {
+        (replica, chunk, number): tied[holders] if (holders := sets[chunk][number]) else _read_after(program, [chunk])
+        for replica, chunk, number in members
+    }
+    return GradientSync(sums=sums, stages=stages, read_after=read_after)
 
 
 def _communicators(stages: Sequence[Stage], schedule: Schedule) -> dict[str, tuple[list[int], bool]]:
@@ -154,8 +154,12 @@ def _cover_most_chunks(groups: Sequence[Sequence[int]], schedule: Schedule) -> b
 def _tied_homes(sets: Sequence[Sequence[tuple[int, ...]]], program: Program) -> dict[tuple[int, ...], int]:
     """Tied weights count in the chunk that reads them last, because their sum is not known before."""
     latest = {chunk: max(_delays(program, chunk)) for chunk in range(program.schedule.chunks)}
-    tied = {holders for chunk_sets in sets for holders in chunk_sets if holders}
-    return {holders: max(holders, key=lambda chunk: (latest[chunk], -chunk)) for holders in tied}
+    return {holders: max(holders, key=lambda chunk: (latest[chunk], -chunk)) for holders in _tied(sets)}
+
+
+def _tied(sets: Sequence[Sequence[tuple[int, ...]]]) -> set[tuple[int, ...]]:
+    """The chunks that hold each of the tied sets."""
+    return {holders for chunk_sets in sets for holders in chunk_sets if holders}
 
 
 def _norms(

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
@@ -95,7 +95,10 @@ class ParameterSet:
             return
         for leaf, places in zip(leaves, self.places, strict=True):
             for owner, name in places:
-                setattr(owner, name, leaf)
+                if type(owner).__setattr__ is nn.Module.__setattr__:  # which would do this, after many checks
+                    owner._parameters[name] = leaf
+                else:
+                    setattr(owner, name, leaf)
         self._installed = leaves
 
     def collect(self, leaves: Leaves) -> None:
@@ -144,6 +147,10 @@ class ParameterSet:
         """In a drained pipeline: the parameters were changed, so make what passes read of them once more."""
         self.versions.refresh()
         self._predictions.invalidate()
+
+    @property
+    def numel(self) -> int:
+        return sum(parameter.numel() for parameter in self.versions.live)
 
     @property
     def optimizer_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Asynchronous 1F1B, one order of work for five methods: a forward and a backward in turn, without a flush.
+"""Asynchronous 1F1B, one order of work for six methods: a forward and a backward in turn, without a flush.
 
 Rank `r` is `p - 1 - r` forwards ahead of its backwards. A stage updates after a mini-batch's last backward and does
 not wait for other stages. So there is no bubble, but a forward reads older weights than those its update changes.
@@ -59,6 +59,21 @@ def two_buffered(stages: int, microbatches: int, *, warmup: int = 1, predict: Ve
     if predict is not None:
         weights, options["predict"] = predicting_weights(predict), predict
     return _async_1f1b("2bw", stages, microbatches, weights=weights, warmup=warmup, options=options)
+
+
+def paci(stages: int, microbatches: int) -> Schedule:
+    """PACI (arXiv 2606.07881): both passes read the newest weights, and mini-batches are long enough for little delay.
+
+    With `m >= p`, only the first `p - 1 - r` forwards of a mini-batch are late, by one update. Backwards read the
+    weights that the update changes, so their gradients are not those of any loss where the forward was late.
+    """
+    check_sizes(stages=stages, microbatches=microbatches)
+    if microbatches < stages:
+        raise WeftError(
+            f"paci needs at least as many micro-batches as stages, so that no forward is more than one update late "
+            f"(microbatches: {microbatches}, stages: {stages}); use {stages}"
+        )
+    return _async_1f1b("paci", stages, microbatches, weights=Weights(delay=None, backward="newest"))
 
 
 def xpipe(stages: int, microbatches: int, *, versions: Versions = "published") -> Schedule:

@@ -23,16 +23,24 @@ from weft.schedule.methods.interleaved import multiples
 from weft.schedule.weights import Versions, Weights, predicting_weights
 
 
-def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions | None = None) -> Schedule:
+def wpipe(
+    stages: int, microbatches: int, *, warmup: int = 1, predict: Versions | None = None, fresh: bool = False
+) -> Schedule:
     """`warmup=2` runs turns of `2p` micro-batches and twice as many forwards ahead, which hides the time of a hop.
 
     On two ranks, turns of `p` are used where `2p` does not divide the micro-batches; they hide two thirds of it.
 
     `predict` compensates for G0's delay of one update; G1 has no delay.
+
+    `fresh`: every forward of G0 reads the newest version on its rank, and its backward the same. Only the first turn
+    of a mini-batch runs before the previous update, so only these micro-batches are one update late. In the paper's
+    form, all are. The order of work and the versions held are the same.
     """
     check_sizes(stages=stages, microbatches=microbatches, warmup=warmup)
     check_work(stages=stages, microbatches=microbatches, chunks=2 * stages)
-    turn = _turn(stages, microbatches, warmup)
+    if not isinstance(fresh, bool):
+        raise WeftError(f"fresh must be True or False (got {fresh!r})")
+    turn = turn_of(stages, microbatches, warmup)
     step = np.arange(2 * microbatches)
 
     def stream(rank: int) -> Rows:
@@ -42,18 +50,25 @@ def wpipe(stages: int, microbatches: int, *, warmup: int = 1, predict: Versions 
         backwards = B((1 - group) * stages + rank, microbatch)
         return alternate(forwards, backwards)
 
+    options = {"warmup": (warmup, 1), "predict": (predict, None), "fresh": (fresh, False)}
     return Schedule(
         name="wpipe",
         stages=stages,
         microbatches=microbatches,
         placement=(chunk % stages for chunk in range(2 * stages)),
         streams=map(stream, range(stages)),
-        weights=Weights(delay=(1,) * stages + (0,) * stages) if predict is None else predicting_weights(predict),
-        options=({"warmup": warmup} if warmup != 1 else {}) | ({"predict": predict} if predict is not None else {}),
+        weights=_weights(stages, predict, fresh),
+        options={name: value for name, (value, default) in options.items() if value != default},
     )
 
 
-def _turn(stages: int, microbatches: int, warmup: int) -> int:
+def _weights(stages: int, predict: Versions | None, fresh: bool) -> Weights:
+    if predict is not None:
+        return predicting_weights(predict, bellwether=not fresh)
+    return Weights(delay=(None if fresh else 1,) * stages + (0,) * stages)
+
+
+def turn_of(stages: int, microbatches: int, warmup: int) -> int:
     """How many micro-batches run through one group before the other group's turn.
 
     `warmup` rounds of `stages`, or fewer where these do not divide the micro-batches. It is at least the number of

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from weft.errors import WeftError
 from weft.runtime.update.part import UpdatePart
-from weft.schedule import Op, Program
+from weft.schedule import Program, mean_delay
 
 
 class CurePart(UpdatePart):
@@ -49,12 +49,6 @@ def cure_for(cure: Any, program: Program) -> Cure:
         raise WeftError(f"cure is one of weft.cures, such as weft.cures.PipeMare(anneal=1000) (got {cure!r})")
     cure.check(program)
     return cure
-
-
-def mean_delay(program: Program, chunk: int) -> float:
-    """The delay of a chunk's forwards, averaged over the micro-batches of a mini-batch."""
-    forwards = (program.op == Op.F) & (program.chunk == chunk)
-    return float(program.delay[forwards].mean()) if forwards.any() else 0.0
 
 
 def check_rates(optimizer: Optimizer, cure: Cure) -> None:

@@ -1,0 +1,1 @@
+"""What an action costs beyond its kernels, by part, and what schedules with more actions pay for them."""
