@@ -37,7 +37,7 @@ pictures: .venv/ready ## redraw the pictures of the README and of docs/weave.md
 	$(BIN)/weft draw wpipe --stages 4 --microbatches 4 --until 18.5 -o docs/wpipe.svg
 	$(BIN)/weft draw weave --stages 4 --microbatches 4 --slack 0 --until 18 -o docs/weave.svg
 	$(BIN)/weft draw weave --stages 4 --microbatches 4 --latency 0.5 --until 18.5 -o docs/weave-hops.svg
-	$(BIN)/weft draw weave --stages 4 --microbatches 6 --slack 0 --no-split --until 18 -o docs/weave-whole.svg
+	$(BIN)/weft draw weave --stages 4 --microbatches 6 --slack 0 --no-split --until 22 -o docs/weave-whole.svg
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -16,7 +16,7 @@ KERNELS = ("layers and loss", "autograd", "optimizer", "predictions", "copies") 
 REST = "the rest"  # of the outermost function
 CALIBRATION = 20_000  # calls
 
-RUNTIME = "weft.runtime."
+RUNTIME = "weft.runtime"
 FUNCTIONS = {  # by module and name; a star: a generator. Those that a version of weft has not are left out
     "layers and loss": ["engine.chunk:call_layer", "engine.chunk:Chunk._loss"],
     "autograd": ["torch.autograd:backward"],
@@ -81,7 +81,7 @@ class Timers:
 
     def _install(self, part: str, name: str, *, is_generator: bool) -> None:
         module, path = name.split(":")
-        owner: Any = importlib.import_module(module if module.startswith("torch") else RUNTIME + module)
+        owner: Any = importlib.import_module(module if module.startswith("torch") else f"{RUNTIME}.{module}")
         *owners, last = path.split(".")
         for attribute in owners:
             owner = getattr(owner, attribute, None)

@@ -3,7 +3,7 @@
 A grid is depth x width: pipelines of `depth` ranks, `width` replicas of them. The batch is what one update is computed
 from, over the whole grid; a replica has its share, in `m = depth` micro-batches unless assumed otherwise. A batch of
 fewer samples is cut into fewer micro-batches if the method allows it; else there is no such cell. `weave` with slack
-needs more micro-batches, so it has `m = 2 depth`.
+needs more micro-batches, and fresh reads change nothing with so few, so these have `m = 2 depth`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from benchmarks.harness import fits, schedule_named
 from benchmarks.paper_scale.devices import GB, Device, ring_seconds, step_seconds
 from benchmarks.paper_scale.shapes import DEVICES, Chunks, Layer, cut, layers_of
 from weft.schedule import Schedule
-from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, simulate
+from weft.simulate import CATEGORIES, ChunkCost, Cost, Link, Simulation, simulate
 
 METHODS = {  # by the number of devices
-    8: ("gpipe", "1f1b", "pipedream", "2bw", "wpipe", "weave", "weave slack 0", "xpipe"),
-    64: ("gpipe", "2bw", "wpipe", "weave", "weave slack 0", "xpipe"),
+    8: ("gpipe", "1f1b", "pipedream", "2bw", "paci", "wpipe", "wpipe fresh True", "weave", "weave slack 0", "xpipe"),
+    64: ("gpipe", "2bw", "paci", "wpipe", "wpipe fresh True", "weave", "weave slack 0", "xpipe"),
 }
 GRIDS = {8: ((8, 1), (4, 2), (2, 4)), 64: ((64, 1), (32, 2), (16, 4), (8, 8))}
 BATCHES = tuple(2**power for power in range(10))
@@ -81,7 +81,8 @@ def microbatches_of(cell: Cell, assumptions: Assumptions) -> int:
 @cache
 def _most(method: str, depth: int, rounds: int) -> int:
     """Number of micro-batches where there are samples enough."""
-    return rounds * depth if fits(method, depth, rounds * depth) else 2 * rounds * depth
+    few = "fresh" not in method and fits(method, depth, rounds * depth)
+    return rounds * depth if few else 2 * rounds * depth
 
 
 @cache
@@ -113,12 +114,21 @@ def simulate_cell(cell: Cell, assumptions: Assumptions) -> dict[str, Any]:
         "samples": samples,
         "throughput": cell.batch / figures.period,
         "idle": figures.bubble,
+        "mean_delay": figures.mean_delay,
+        "slack": _slack(figures) if cell.batch == max(assumptions.batches) and not cell.recompute else None,
         "update": updates / figures.period,
         "gb": {name: round(fullest[name] / GB, 4) for name in CATEGORIES},
         "total_gb": total / GB,
         "fits": total <= assumptions.device.usable,
         "steady": figures.steady,
     }
+
+
+def _slack(figures: Simulation) -> float | None:
+    """How much longer a hop may take at no cost, in forwards of a stage."""
+    if figures.slack is None:
+        return None
+    return figures.slack.messages / (sum(chunk.forward for chunk in figures.cost.chunks) / figures.schedule.stages)
 
 
 @cache

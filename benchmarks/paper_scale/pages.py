@@ -8,9 +8,10 @@ from typing import Any
 from benchmarks.harness import Results
 from benchmarks.paper_scale.sensitivity import compare, fastest, place
 from benchmarks.rendering import bars, lines, stacks, table
+from weft.text import format_figure
 
-SHOWN = ("gpipe", "2bw", "wpipe", "xpipe")
-WITH_CURVE = ("gpipe", "2bw", "wpipe")  # xpipe's curve equals 2bw's
+SHOWN = ("gpipe", "2bw", "wpipe", "xpipe", "weave", "weave slack 0")
+WITH_CURVE = ("gpipe", "2bw", "wpipe", "weave")  # the curves of xpipe and paci equal 2bw's
 FASTER, SMALLER, IDLE = 1.4, 0.64, 0.02  # the papers' claims
 CLAIM_SLACK = 0.005  # 1.4 and 36 % are printed with two digits
 
@@ -23,6 +24,7 @@ def tables(results: Results) -> dict[str, str]:
         "best": f"{_best(results['cells'])}\n\nSimulated on {results.get('environment', 'any machine')}.",
         "memory": _memory(results["cells"]),
         "idle": _idle(results["cells"]),
+        "slack": _slack(results["cells"]),
         "assumptions": _assumptions(results["assumptions"]),
     }
 
@@ -33,8 +35,10 @@ def _best(models: Mapping[str, Cells]) -> str:
         best = {method: cell for (method,), cell in fastest(cells, "method").items()}
         for method, cell in best.items():
             gain = f"{cell['throughput'] / best['gpipe']['throughput']:.2f}" if "gpipe" in best else "–"
-            rows.append((model, method, place(cell), f"{cell['throughput']:.1f}", gain, f"{cell['total_gb']:.1f}"))
-    return table(("model", "method", "best that fits", "samples/s", "× gpipe", "GB"), rows, left=3)
+            row = (model, title(method), place(cell), str(cell["microbatches"]), f"{cell['throughput']:.1f}", gain)
+            rows.append((*row, f"{cell['total_gb']:.1f}", format_figure(cell["mean_delay"])))
+    head = ("model", "method", "best that fits", "m", "samples/s", "× gpipe", "GB", "mean delay")
+    return table(head, rows, left=3)
 
 
 def _memory(models: Mapping[str, Cells]) -> str:
@@ -71,7 +75,28 @@ def _idle(models: Mapping[str, Cells]) -> str:
         for grid in _grids(cells):
             idle = _idle_of(cells, grid)
             rows.append([model, f"({grid[0]},{grid[1]})", *(_percent(idle.get(method)) for method in methods)])
-    return table(("model", "grid", *methods), rows, left=2)
+    return table(("model", "grid", *map(title, methods)), rows, left=2)
+
+
+def _slack(models: Mapping[str, Cells]) -> str:
+    """At the largest batch, activations kept."""
+    methods = list(dict.fromkeys(cell["method"] for cells in models.values() for cell in cells))
+    rows = []
+    for model, cells in models.items():
+        for depth, width in _grids(cells):
+            found = {
+                cell["method"]: f"{cell['mean_delay']:.2g} / {round(cell['slack'], 2):g}"
+                for cell in cells
+                if (cell["depth"], cell["width"]) == (depth, width) and cell["slack"] is not None
+            }
+            rows.append([model, f"({depth},{width})", *(found.get(method, "–") for method in methods)])
+    return table(("model", "grid", *map(title, methods)), rows, left=2)
+
+
+def title(method: str) -> str:
+    """`wpipe fresh True` as `wpipe, fresh`."""
+    name, *options = method.removesuffix(" True").split(" ", 1)
+    return ", ".join([name, *options])
 
 
 def _idle_of(cells: Cells, grid: tuple[int, int]) -> dict[str, float]:
@@ -151,7 +176,7 @@ def _stacks(models: Mapping[str, Cells]) -> dict[str, dict[str, dict[str, float]
         for cell in models[model]:
             if cell["recompute"] and cell["batch"] == 64:
                 panel = panels.setdefault(f"{model}, {cell['depth']} × {cell['width']}, batch 64", {})
-                panel[cell["method"]] = {name.replace("_", " "): value for name, value in cell["gb"].items()}
+                panel[title(cell["method"])] = {name.replace("_", " "): value for name, value in cell["gb"].items()}
     return panels
 
 
@@ -161,7 +186,7 @@ def _idles(models: Mapping[str, Cells]) -> dict[str, dict[str, float]]:
         for grid in _grids(cells):
             idle = _idle_of(cells, grid)
             panels[f"{model}, {grid[0]} × {grid[1]}"] = {
-                method: 100 * idle[method] for method in SHOWN if method in idle
+                title(method): 100 * idle[method] for method in SHOWN if method in idle
             }
     return panels
 

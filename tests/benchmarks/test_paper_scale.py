@@ -128,8 +128,20 @@ def test_small_batches_have_fewer_micro_batches_where_the_method_allows_it() -> 
     assert microbatches_of(dataclasses.replace(cell, method="wpipe"), Assumptions()) == 0
     assert microbatches_of(dataclasses.replace(cell, width=4), Assumptions()) == 0
     deep = dataclasses.replace(cell, depth=8, width=1, batch=16)
-    for method, microbatches in (("weave slack 0", 8), ("weave", 16)):
+    for method, microbatches in (("weave slack 0", 8), ("weave", 16), ("wpipe", 8), ("wpipe fresh True", 16)):
         assert microbatches_of(dataclasses.replace(deep, method=method), Assumptions()) == microbatches
+
+
+def test_fresh_reads_halve_the_delay_and_slack_is_in_forwards_of_a_stage() -> None:
+    cell = Cell(model="bert-96", method="wpipe", depth=8, width=1, batch=512, recompute=False)
+    paper, fresh, weave = (
+        simulate_cell(dataclasses.replace(cell, method=method), Assumptions())
+        for method in ("wpipe", "wpipe fresh True", "weave")
+    )
+    assert fresh["mean_delay"] == pytest.approx(paper["mean_delay"] / 2)  # with twice the micro-batches
+    assert paper["slack"] == 0
+    assert 0.48 < weave["slack"] < 0.5  # the links take a part of it
+    assert simulate_cell(dataclasses.replace(cell, recompute=True), Assumptions())["slack"] is None
 
 
 def test_the_best_of_each_is_compared() -> None:
@@ -149,7 +161,7 @@ def test_the_best_of_each_is_compared() -> None:
 
 def test_the_quick_form_makes_every_table_and_picture() -> None:
     results = measure(quick=True, cache=ResumeCache())
-    assert pages.tables(results).keys() == {"best", "memory", "idle", "assumptions"}
+    assert pages.tables(results).keys() == {"best", "memory", "idle", "slack", "assumptions"}
     assert pages.plots(results).keys() == {"throughput.svg", "memory.svg", "idle.svg"}
     assert not any("idles" in line for line in pages.missed(results))
     for cell in results["cells"]["bert-96"]:

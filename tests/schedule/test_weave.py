@@ -1,12 +1,13 @@
 """Building blocks of weave: every unit is used once, and the law counted action by action, without its formula."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
 import pytest
 
 import weft
-from weft import WeftError
+from weft.errors import ScheduleError, WeftError
 from weft.schedule import Op, find_block, lower
 from weft.schedule.building_block import PERIOD, BuildingBlock
 
@@ -99,6 +100,15 @@ def test_lowered_streams_have_the_delays_of_the_block(stages: int, microbatches:
             ):
                 if op not in (-1, Op.U):
                     assert delay == counted_delay(block, chunk, index % microbatches, microbatches)
+
+
+@pytest.mark.parametrize(("built", "claimed", "rule"), [(0.5, 0, "bounded"), (0, 0.5, "law")])
+def test_the_verifier_finds_the_order_of_another_block(built: float, claimed: float, rule: str) -> None:
+    schedule = weft.schedule("weave", stages=4, microbatches=8, slack=built)
+    weft.verify(schedule)
+    with pytest.raises(ScheduleError) as problem:
+        weft.verify(replace(schedule, options={"slack": claimed}))
+    assert problem.value.rule == rule
 
 
 def test_fewest_micro_batches_have_two_versions_and_one_less_would_not() -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from weft.schedule import Op, lower, schedule
+from weft.schedule import Op, find_block, lower, schedule
 from weft.simulate import ChunkCost, Cost, Link, Simulation, simulate
+from weft.simulate import slack as simulated_slack
 
 
 def run(p: int, m: int, *, hop: float = 0.0, name: str = "weave", **options: Any) -> Simulation:
@@ -76,3 +77,12 @@ def test_extra_weights_are_half_a_model_on_early_ranks_and_a_whole_one_at_the_tu
 ) -> None:
     extra = [rank.bytes["extra_versions"] for rank in run(p, m, slack=slack).memory]
     assert (extra[0], extra[-1], sum(extra) / p) == (0.5, 1.0, models)
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("hidden", [0, 0.25, 0.5, 1.0])
+def test_the_arithmetic_of_slack_is_that_of_the_simulator(hidden: float, split: bool) -> None:
+    for p in (2, 3, 4, 8):
+        found = simulated_slack(schedule("weave", stages=p, microbatches=3 * p, slack=hidden, split=split))
+        assert found is not None
+        assert found.messages == pytest.approx(find_block(p, hidden, split).slack)

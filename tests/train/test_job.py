@@ -124,6 +124,7 @@ def test_every_name_can_be_printed(registry: dict[str, type], tmp_path: Path) ->
 WRONG = {
     "train.batch=30": r"train.batch must be a multiple of micro-batches x replicas \(train.batch: 30.*use 32",
     "train.optimizer=adamww": "train.optimizer must be one of .*did you mean 'adamw'",
+    "train.norm=global": r"train.norm=global lets updates wait for a norm.*\(train.clip_norm: 0, train.nan: stop\)",
     "train.betas=[0.9]": "train.betas must be two numbers",
     "train.betas=[0.9, 1.0]": "train.betas must be two numbers",
     "name=a/b": "name must not contain slashes",

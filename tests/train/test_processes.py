@@ -185,7 +185,7 @@ def test_ranks_are_new_interpreters(tmp_path: Path) -> None:
 def test_a_mistake_that_only_ranks_notice_is_one_line(commands: Commands) -> None:
     done = commands.run("train", *tiny(schedule__name="1f1b", schedule__cure="gapaware"), "--max-restarts", "3")
     assert done.code == 2
-    assert done.err.startswith("weft: gap")
+    assert done.err.startswith("weft: GapAware is for chunks")
     assert len(done.err.splitlines()) == 1
 
 

@@ -189,7 +189,7 @@ def test_a_resumed_run_keeps_its_partition(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_run_that_never_started_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """A mistake that only ranks notice; when it is fixed, the same name is free."""
     assert train(schedule__name="1f1b", schedule__cure="gapaware") == 2
-    assert "gap" in capsys.readouterr().err
+    assert "GapAware is for chunks" in capsys.readouterr().err
     assert not RUN.exists()
     assert train(train__updates=4) == 0
     assert train("--overwrite", train__updates=4, schedule__cure="gapaware", schedule__name="1f1b") == 2

@@ -139,7 +139,7 @@ def test_a_mistake_that_only_the_ranks_notice_keeps_the_earlier_run(
     monkeypatch.chdir(tmp_path)
     finished(finished_run)
     assert train("--overwrite", **SHORT, schedule__name="1f1b", schedule__cure="gapaware") == 2
-    assert "gap" in capsys.readouterr().err
+    assert "GapAware is for chunks" in capsys.readouterr().err
     assert summary(RUN)["update"] == 8
     assert Folder(RUN).names() == ["update-00000004", "update-00000008"]
 

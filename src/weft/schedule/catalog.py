@@ -112,7 +112,7 @@ METHODS: dict[str, Method] = {
         asynchronous=True,
         needs=">= 4p/3",
         weights="newest; same",
-        summary="no bubble, half of wpipe's activations, few late micro-batches",
+        summary="no bubble, half to three quarters of wpipe's activations, few late micro-batches",
         variants=({"slack": 0}, {"split": False}),
     ),
     "xpipe": Method(

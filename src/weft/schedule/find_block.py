@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from weft.schedule.building_block import PERIOD, BuildingBlock, peak_of
 
-DEFAULT_SLACK = 0.5  # by default
+DEFAULT_SLACK = 0.5  # forwards of a stage
 
 Arrangement: TypeAlias = "tuple[int, ...]"  # units of the four passes on a rank, modulo the period
 

@@ -43,8 +43,8 @@ def recompute_choices(
     if "layer" in choices and splits_backwards(schedule):
         whole = "weave with split=False" if schedule.name == "weave" else "1f1b"
         raise WeftError(
-            f"{schedule.name} splits backwards and computes gradients of weights later, from the graph of the whole "
-            'chunk, so recompute="layer" would save nothing; use recompute=True, or a schedule with whole backwards, '
+            f"{schedule.name} splits backwards and keeps the inputs and gradients of all layers for the gradients of "
+            'weights, so recompute="layer" would save little; use recompute=True, or a schedule with whole backwards, '
             f"such as {whole}"
         )
     if any(choices) and not at_any_weights:

@@ -6,7 +6,8 @@ that it waits for has happened:
     an action   waits for the previous action of its rank, and for its message
     a message   waits for the action that makes it, and for the previous message of its link
 
-So every event has two waits; an action without a message has the same one twice. A wait takes `time`, and what it
+So every event has two waits; an action without a message has the same one twice. (Where actions need the norm of all
+gradients of the previous cycle, further events join the ends of the ranks' cycles.) A wait takes `time`, and what it
 waits for may belong to an earlier mini-batch, `cycles` ago. Waits form loops. A loop that takes `time` and spans
 `cycles` mini-batches allows at most one mini-batch per `time / cycles`: the slowest loop sets the pace.
 
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from weft.schedule import BACKWARDS, NONE, Op, Program, is_any
 from weft.simulate.cost import Cost, action_durations, message_bytes
-from weft.simulate.executor import Floats, Ints
+from weft.simulate.executor import Floats, Ints, rows_after_norm
 
 TOLERANCE = 1e-10  # of times, relative to the time of a mini-batch
 
@@ -72,6 +73,38 @@ class EventGraph:
             graph.time[line, events] = (messages.transfer + messages.latency)[what]
             graph.sender[line, events] = rank[what]
         graph.cycles[1, messages.taker] = messages.cycles
+        needing_norm = rows_after_norm(program)
+        return graph if needing_norm is None else graph._with_norm(actions.rank, needing_norm[program.op != NONE])
+
+    def _with_norm(self, rank: Ints, after: npt.NDArray[np.bool_]) -> EventGraph:
+        """The first of the actions `after` the norm of each rank waits until all ranks have ended the cycle before.
+
+        Each rank has an event for the end of its cycle, which also waits for that of the rank before it, and one that
+        waits for the last of them and takes over what the action has waited for besides its message.
+        """
+        firsts = np.unique(rank, return_index=True)[1]
+        waiting = np.flatnonzero(after)[np.unique(rank[after], return_index=True)[1]]
+        old, ranks = self.source.shape[1], len(firsts)
+        ends = old + np.arange(ranks)
+        gates = old + ranks + np.arange(len(waiting))
+
+        def extended(table: npt.NDArray[Any], of_ends: Any, of_gates: Any) -> npt.NDArray[Any]:
+            first_line = np.concatenate([table[0], table[0, firsts], table[0, waiting]])
+            return np.stack([first_line, np.concatenate([table[1], of_ends, of_gates])])
+
+        nobody, none = np.full(ranks, -1), np.zeros(ranks, np.int64)
+        count = np.ones(len(waiting), np.int64)
+        graph = EventGraph(
+            source=extended(self.source, np.append(ends[:1], ends[:-1]), ends[-1] * count),
+            time=extended(self.time, 0.0 * none, 0.0 * count),
+            cycles=extended(self.cycles, none, count),
+            sender=extended(self.sender, nobody, -count),
+        )
+        graph.cycles[0, ends] -= 1  # the end of a cycle, not the start of the next
+        for table in (graph.source, graph.time, graph.cycles, graph.sender):
+            table[1, ends[0]] = table[0, ends[0]]
+        graph.source[0, waiting], graph.time[0, waiting] = gates, 0.0
+        graph.cycles[0, waiting], graph.sender[0, waiting] = 0, -1
         return graph
 
     def slowest_loop(self, time: Floats, latest: Ints | None = None) -> Loop:

@@ -68,7 +68,7 @@ class Executor:
         self.program = program
         self.ranks, self.chunks, self.microbatches = schedule.stages, schedule.chunks, schedule.microbatches
         self.max_cycles = max(1, self.ranks // program.op.shape[1])  # cycles per segment
-        self.after_norm = _after_norm(program)  # rows that read what the previous cycle updated, if that needs a norm
+        self.after_norm = rows_after_norm(program)
         if self.after_norm is not None:
             self.max_cycles = 1
         # number of micro-batches that can be in transit at once
@@ -219,8 +219,8 @@ class Executor:
         )
 
 
-def _after_norm(program: Program) -> npt.NDArray[np.bool_] | None:
-    """The rows that wait for the norm of the cycle before theirs; None if updates do not wait for a global norm."""
+def rows_after_norm(program: Program) -> npt.NDArray[np.bool_] | None:
+    """The rows that read what the cycle before theirs updated, and so wait for its norm; None without a global norm."""
     if program.schedule.weights.norm != "global":
         return None
     updated = program.batch[program.op == Op.U].min()

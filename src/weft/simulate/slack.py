@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.schedule import NONE, Program, Schedule, lower
+from weft.schedule import Program, Schedule, lower
 from weft.simulate.cost import Cost
 from weft.simulate.event_graph import TOLERANCE, EventGraph, Loop
 
-MAX_EVENTS = 100_000  # of a cycle: more would take seconds
-MAX_EVENTS_OF_RANKS = 200_000  # the same for a search per rank
+MAX_EVENTS = 100_000  # actions and messages of a cycle: more would take seconds
+MAX_EVENTS_OF_RANKS = 200_000  # the same, times the ranks: each has a search of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,12 @@ class Slack:
 
 def slack(schedule: Schedule, cost: Cost | None = None) -> Slack | None:
     """The slack of a schedule with costs (default: equal stages, F = 1, B = 2); None: it has too many actions."""
-    program, cost = lower(schedule), cost or Cost.uniform(schedule)
+    cost = cost or Cost.uniform(schedule)
     cost.check(schedule)
-    events = 2 * int((program.op != NONE).sum())
+    events = 2 * sum(map(len, schedule.streams))  # actions and messages, at most
     if events > MAX_EVENTS:
         return None
+    program = lower(schedule)
     graph = EventGraph.of(program, cost)
     slowest = graph.slowest_loop(graph.time)
     ranks = None

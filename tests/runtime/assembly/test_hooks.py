@@ -13,10 +13,8 @@ from weft.errors import WeftError
 
 
 def pipeline(model: nn.Sequential, **options: Any) -> weft.Pipeline:
-    given: dict[str, Any] = {"schedule": "1f1b"} | options
-    return weft.Pipeline(
-        model, loss_fn=functional.mse_loss, optimizer=sgd, microbatches=4, stages=2, balance=[2, 2], **given
-    )
+    given: dict[str, Any] = {"schedule": "1f1b", "balance": [2, 2]} | options
+    return weft.Pipeline(model, loss_fn=functional.mse_loss, optimizer=sgd, microbatches=4, stages=2, **given)
 
 
 def test_a_hook_changes_gradients() -> None:
@@ -51,3 +49,16 @@ def test_a_hook_that_would_not_be_called_is_refused(options: dict[str, Any], why
     getattr(model.get_parameter("0.0.weight"), register)(keep)
     with pytest.raises(WeftError, match=rf"0\.0\.weight has a hook for its gradient.*{why}"):
         pipeline(model, **given)
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "weave"])
+def test_a_hook_that_a_split_backward_would_deceive_is_refused(schedule: str) -> None:
+    model = linear(4)
+    model[0].register_full_backward_hook(lambda module, given, out: None)
+    balance = [1] * 4 if schedule == "weave" else [2, 2]
+    pipeline(model, schedule=schedule, balance=balance)
+    model = linear(4)
+    model[0].register_backward_hook(lambda module, given, out: None)
+    with pytest.raises(WeftError, match=f"0.* has a hook of register_backward_hook.*{schedule} splits backwards"):
+        pipeline(model, schedule=schedule, balance=balance)
+    pipeline(model, schedule="1f1b")

@@ -68,6 +68,8 @@ def test_a_checkpoint_records_replicas_precision_and_seed() -> None:
         ("recompute", 1, 'recompute is true, false or "layer", or one of them a chunk .got 1'),
         ("recompute", "layers", 'recompute is true, false or "layer", or one of them a chunk .got .layers.'),
         ("clip_norm", 0.0, "clip_norm is a number above 0"),
+        ("norm", "all", 'norm is "group" or "global"'),
+        ("norm", "global", 'norm="global" lets updates wait for a norm.*set one of them, or leave norm out'),
         ("deadline", float("inf"), "deadline is a number of seconds above 0"),
         ("seed", True, "seed is a whole number"),
         ("nan", "ignore", 'nan is "stop" or "skip"'),

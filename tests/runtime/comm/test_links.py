@@ -286,7 +286,7 @@ def aborted(end: End) -> str:
     """The reason of a failure arrives after the messages sent before it."""
     if end.outgoing is not None:
         end.outgoing.send(of(0, torch.ones(1)))
-        end.outgoing.abort(TEXT).wait(LONG)
+        end.outgoing.abort(TEXT, LONG).wait(LONG)
         end.meet()
         return ""
     assert end.incoming is not None
@@ -302,7 +302,7 @@ def aborted(end: End) -> str:
 def aborted_at_length(end: End) -> str:
     """A reason that is too long for any receive is truncated, even inside a character."""
     if end.outgoing is not None:
-        end.outgoing.abort("x" + "ü" * FIRST_CAPACITY).wait(LONG)
+        end.outgoing.abort("x" + "ü" * FIRST_CAPACITY, LONG).wait(LONG)
         end.meet()
         return ""
     assert end.incoming is not None
@@ -320,7 +320,7 @@ def aborted_unheard(end: End) -> str:
     if end.outgoing is not None:
         end.outgoing.send(of(0, torch.ones(1)))  # takes the only receive
         try:
-            end.outgoing.abort(TEXT).wait(SHORT)
+            end.outgoing.abort(TEXT, SHORT).wait(SHORT)
         except LinkError as problem:
             said = str(problem)
     end.meet()

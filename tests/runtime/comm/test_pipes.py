@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from datetime import timedelta
 
 import pytest
@@ -39,6 +40,16 @@ def test_the_writer_of_a_full_pipe_waits(slots: int, size: int) -> None:
     assert [reader.read(SHORT)[0] for _ in range(slots)] == list(range(slots))
     with pytest.raises(TimeoutError, match="timed out"):
         reader.read(SHORT)
+
+
+def test_a_wait_may_be_longer_than_poll_allows() -> None:
+    writer, reader = connected(1)
+    writer.write(b"first", timedelta(days=400))
+    thread = threading.Timer(0.05, reader.read, [SHORT])
+    thread.start()
+    writer.write(b"second", timedelta(days=400))  # once the first is read
+    thread.join()
+    assert reader.read(timedelta(days=400)) == b"second"
 
 
 def test_each_end_notices_the_end_of_the_other() -> None:

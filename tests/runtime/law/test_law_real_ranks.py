@@ -28,12 +28,20 @@ def table(ranks: int) -> list[Case]:
     ]
 
 
+CLIPPED = [
+    Case(method="weave", stages=2, microbatches=2, model="transformer", clip_norm=0.2, norm="global"),
+    Case(method="weave", stages=2, microbatches=2, model="transformer", clip_norm=0.2, replicas=2),
+    Case(method="pipedream", stages=2, microbatches=2, model="transformer", clip_norm=0.2, norm="global", replicas=2),
+]
+
+
 def others(ranks: int) -> list[Case]:
     vertical, fresh = (("vertical_sync", True),), (("fresh", True),)
     return [
         Case(method="pipedream", stages=ranks, microbatches=1, model="transformer", optimizer="adam"),
         Case(method="pipedream", stages=ranks, microbatches=1, model="transformer", options=vertical),
         Case(method="2bw", stages=ranks, microbatches=ranks, model="transformer", clip_norm=0.5),
+        *(CLIPPED[:1] if ranks == 2 else CLIPPED[1:]),
         *(
             Case(method=method, stages=ranks, microbatches=ranks, model="transformer", flushes=(1, 5))
             for method in ASYNCHRONOUS

@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 import torch
 from tests.helpers.rank_runs import TiedOutput
-from tests.helpers.schedules import NAMES, schedule_for
+from tests.helpers.schedules import FRESH, NAMES, schedule_for
 from torch import nn
 
 import weft
@@ -106,6 +106,40 @@ def test_all_ranks_of_a_communicator_join_its_sums_in_the_same_order(
     assert {name.split()[0] for name, _ in joined.members} == {kind for kind, there in kinds.items() if there}
     assert set(map(tuple, joined.members.values())) == {tuple(range(UPDATES))}
     assert joined.mixed_up() == []
+
+
+@pytest.mark.parametrize("name", ["wpipe", FRESH])
+def test_sums_that_are_read_first_start_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of the last chunk are read before those that it shares with the first one. The first chunk reads both
+    at the same time, and tied gradients pass through more sums."""
+    joined = Joined(monkeypatch)
+    joined.train(name, replicas=2, tied=True, clip="group")
+    averages = [joined.orders[f"replicas of rank {rank}"][rank] for rank in range(2)]
+    started = [[name for name, _ in order if f"chunk {3 * rank}," in name] for rank, order in enumerate(averages)]
+    assert started[0][:2] == ["replicas of chunk 0, set 1", "replicas of chunk 0, set 0"]
+    assert started[1][:2] == ["replicas of chunk 3, set 0", "replicas of chunk 3, set 1"]
+
+
+def test_a_cycle_does_not_end_before_awaited_sums_are_joined() -> None:
+    """Another member reads the update in the next cycle, this one in the cycle after that."""
+    member, other = (0, 0, 0), (0, 1, 0)
+    average, norm = Group(name="average", members=(member,)), Group(name="norm", members=(member, other))
+    stages: list[Stage] = [
+        Average(groups={member: average}, replicas=2),
+        Norm(groups={member: norm, other: norm}, ties={}, limit=1.0),
+    ]
+    sync = GradientSync(sums=GroupSums({member}, {}), stages=stages, read_after={member: 2.0, other: 1.9})
+    update = PendingUpdate(
+        member=member,
+        minibatch=4,
+        parameters=[torch.ones(1)],
+        gradients=[torch.ones(1)],
+        numbers=torch.zeros(2, dtype=torch.float64),
+    )
+    update.stages = list(stages)
+    assert [sync.awaited(update, cycle) for cycle in (4, 5, 6)] == [False, True, True]
+    update.stages = stages[1:]  # the norm is under way
+    assert not sync.awaited(update, 6)
 
 
 def test_ties_and_norms_could_not_share_a_communicator(monkeypatch: pytest.MonkeyPatch) -> None:

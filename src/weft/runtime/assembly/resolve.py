@@ -19,6 +19,7 @@ from weft.runtime.comm import Collectives, InProcessTransport, ProcessTransport,
 from weft.runtime.device import choose_device, device_identity, gather_facts, use_device
 from weft.runtime.process import hang_dump, this_rank, watch_parent
 from weft.runtime.update import PredictionOptions
+from weft.runtime.weights import norm_groups
 from weft.schedule import (
     METHODS,
     Program,
@@ -67,7 +68,7 @@ def _schedule_option(schedule: str | Schedule, predict: Mapping[str, str] | None
 def schedule_for(settings: Settings) -> Schedule:
     """The schedule that a pipeline runs, for as many stages as there are ranks."""
     schedule = _schedule_for(settings)
-    if settings.norm == "global":
+    if settings.norm == "global" and len(norm_groups(lower(schedule))) > 1:
         return replace(schedule, weights=replace(schedule.weights, norm="global"))
     return schedule
 

@@ -13,9 +13,8 @@ Between ranks of one host that can share memory, tensors that are not small are 
 and the header names the piece: threads of gloo would copy them twice more, on cores that compute. What is left, the
 header mostly, goes through a pipe (`pipes.py`), and over gloo only if it is large.
 
-Tensors on a device go over the link's own communicator (`device_links.py`); the header still goes over gloo, since the
-host reads it, and so do tensors on the CPU. Where a device has no such communicator, its tensors are copied to the host
-and back.
+Tensors on a device go over the link's own communicator (`device_links.py`); the header and tensors on the CPU go as
+above. Where a device has no such communicator, its tensors are copied to the host and back.
 """
 
 from __future__ import annotations
@@ -151,11 +150,11 @@ class SendLink:
     def _piece(self, size: int) -> Piece | None:
         return None if self._shared_sender is None else self._shared_sender.acquire(size)
 
-    def abort(self, reason: str) -> Work:
-        """Inform the other end that this rank failed."""
+    def abort(self, reason: str, timeout: timedelta) -> Work:
+        """Inform the other end that this rank failed; waits only if a pipe is full."""
         text = reason.encode()[: FIRST_CAPACITY - 2 * ALIGNMENT]
         head = HEADER.pack(ABORT, 0, 0, 0.0, 0, len(text), FIRST_CAPACITY, NO_PIECE, 0) + text
-        return self._put(self._flat(head, FIRST_CAPACITY), timeout=timedelta())
+        return self._put(self._flat(head, FIRST_CAPACITY), timeout=timeout)
 
     def linger(self, end: float, is_there: Callable[[], bool]) -> None:
         """Wait until all that was sent is taken, or the other end is gone, but not beyond a moment."""
@@ -195,7 +194,8 @@ class SendLink:
         if self._fault is not None:
             self._fault()
         works.append(self._put(flat, timeout=self._timeout) if fits else self._isend(flat, LARGE_TAG))
-        self._capacities.append(self._capacity)
+        if self._pipe is None:
+            self._capacities.append(self._capacity)
 
     def _put(self, flat: Tensor, *, timeout: timedelta) -> Work:
         """Send what the next receive has room for."""

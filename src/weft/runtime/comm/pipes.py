@@ -5,19 +5,21 @@ spins if its rank was interrupted inside a call of gloo, until the rank has its 
 a tenth of all CPU time. A pipe wakes nobody but the rank that waits.
 
 The receiver opens the pipe as it opens shared memory: by the sender's process id and descriptor. So a pipe has no name,
-and the end of one process is noticed by the other at once. It keeps messages apart, and is full when it holds a number
-of them.
+and the end of one process is noticed by the other at once (unless a child that it forked holds its end open). It keeps
+messages apart, and is full when it holds a number of them: a message takes a page.
 """
 
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import select
 import weakref
 from datetime import timedelta
 
 CAPACITY = select.PIPE_BUF  # bytes of the largest message
+LONGEST_WAIT = (1 << 31) - 1  # milliseconds that poll takes: 24 days
 
 
 class PipeWriter:
@@ -28,7 +30,7 @@ class PipeWriter:
         weakref.finalize(self, os.close, self._descriptor)
         self._close_reading = weakref.finalize(self, os.close, self.number)
         self._poll = _poll(self._descriptor, select.POLLOUT)
-        fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, slots * CAPACITY)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, slots * max(CAPACITY, mmap.PAGESIZE))
 
     def is_open_there(self) -> None:
         """The receiver has opened the pipe: from now on its end is noticed."""
@@ -70,5 +72,5 @@ def _poll(descriptor: int, event: int) -> select.poll:
 
 
 def _wait(poll: select.poll, timeout: timedelta) -> None:
-    if not poll.poll(timeout.total_seconds() * 1000):
+    if not poll.poll(min(timeout.total_seconds() * 1000, LONGEST_WAIT)):
         raise TimeoutError(f"timed out after {timeout.total_seconds():g} s at a pipe")

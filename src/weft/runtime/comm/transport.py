@@ -199,8 +199,13 @@ class ProcessTransport:
         numbers = [writers[rank].number if rank in writers else -1 for rank in range(self.collectives.world)]
         offered = [numbers[self._rank] for numbers in self.collectives.all_gather(numbers, purpose=purpose)]
         pids = [self.collectives.peers[rank][1] for rank in range(self.collectives.world)]
-        readers = {rank: PipeReader(pids[rank], number) for rank, number in enumerate(offered) if number >= 0}
-        self.collectives.barrier(purpose=purpose)
+        readers = {}
+        for rank, number in enumerate(offered):
+            with contextlib.suppress(OSError):  # it may have too many files, or not see the sender's
+                if number >= 0:
+                    readers[rank] = PipeReader(pids[rank], number)
+        opened = self.collectives.all_gather(list(readers), purpose=purpose)
+        writers = {rank: writer for rank, writer in writers.items() if self._rank in opened[rank]}
         for writer in writers.values():
             writer.is_open_there()
         return writers, readers
@@ -341,12 +346,16 @@ class ProcessTransport:
         """
         end = monotonic_ns() + GRACE
         works = []
+
+        def left() -> timedelta:
+            return timedelta(microseconds=max(1000, (end - monotonic_ns()) // 1000))
+
         for link in self._outgoing.values():
             with contextlib.suppress(RuntimeError):  # that rank is gone, or will notice
-                works.append(link.abort(reason))
+                works.append(link.abort(reason, left()))
         for work in works:
             with contextlib.suppress(RuntimeError):
-                work.wait(timedelta(microseconds=max(1000, (end - monotonic_ns()) // 1000)))
+                work.wait(left())
         self._end_presence()
         self._abort_device_groups()
         return True

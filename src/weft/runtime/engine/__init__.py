@@ -10,6 +10,7 @@ from weft.runtime.engine.evaluation import Outputs, Scores, evaluate
 from weft.runtime.engine.feeding import feed
 from weft.runtime.engine.precision import PRECISIONS, Precision
 from weft.runtime.engine.randomness import Seeds
+from weft.runtime.engine.split_backward import SplitBackward
 from weft.runtime.engine.worker import Worker
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Precision",
     "Scores",
     "Seeds",
+    "SplitBackward",
     "TurnTaking",
     "Work",
     "Worker",

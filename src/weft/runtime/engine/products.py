@@ -34,11 +34,11 @@ def _mm(node: Any, _: Collection[int]) -> Product:
 def _addmm(node: Any, wanted: Collection[int]) -> Product:
     """The first input, a bias, may have been broadcast."""
     shape = _shape_of_gradient(node, 0) if 0 in wanted else None
-    of_second = _of_second_matrix(node)
+    of_second = _of_second_matrix(node) if 2 in wanted else None  # a frozen matrix has no sizes here
 
     def formula(gradient: Tensor, *first: Tensor) -> Gradients:
         of_bias = None if shape is None else gradient.sum_to_size(shape)
-        return of_bias, *(of_second(gradient, *first) if first else (None, None))
+        return of_bias, *((None, None) if of_second is None else of_second(gradient, *first))
 
     return Product((node._saved_mat1.detach(),) if 2 in wanted else (), formula)
 
@@ -108,7 +108,7 @@ def can_wait(node: Any, inputs: Collection[int]) -> bool:
     if name == "AddmmBackward0" and (node._saved_alpha != 1 or node._saved_beta != 1):
         return False
     unpack = getattr(node, rule.saved).unpack_hook
-    return unpack is None or unpack.__module__ != "torch.utils.checkpoint"  # which lets a node read only once
+    return unpack is None or (unpack.__module__ or "").startswith("weft")  # hooks of others may unpack only once
 
 
 def product_for(node: Any, inputs: Collection[int]) -> Product:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ class SplitBackward:
                 if not joint.private:
                     shared.append(found)
                     continue
-                batch += found
+                batch += [(edge, gradient) for edge, gradient in found if not _add(edge.node, gradient)]
                 if sum(gradient.nbytes for _, gradient in batch) >= BATCH:
                     _backward(batch)
             _backward(batch)
@@ -192,6 +192,15 @@ def _is_weight(node: Node) -> bool:
     return hasattr(node, "variable")
 
 
+def _add(node: Any, gradient: Tensor) -> bool:
+    """Add to the gradient of a weight, if that is all that is left to do; saves a call of autograd."""
+    weight = getattr(node, "variable", None)
+    if weight is None or weight._backward_hooks or gradient.dtype != weight.grad_dtype:
+        return False
+    node(gradient)
+    return True
+
+
 def _backward(roots: list[tuple[GradientEdge, Tensor]]) -> None:
     """Run the backward of a graph, and forget its roots."""
     if roots:
@@ -243,6 +252,7 @@ class _Graph:
         joints = self._find_joints()
         while reached := self._reached_in_other_ways(joints):
             users = {user for side in reached for user in self._users[side]}
+            assert not users <= self._at_once, "every turn lets I run more"
             self._at_once |= users
             self._extend_path(users)
             joints = self._find_joints()
@@ -258,9 +268,12 @@ class _Graph:
         found: list[tuple[int, _Joint]] = []
         path = self.path
         for node in path:
+            edges = self._edges[node]
+            if len(edges) == 1 and edges[0][0] in path:  # most nodes
+                continue
             sides = {
                 number: (after, place)
-                for number, (after, place) in enumerate(self._edges[node])
+                for number, (after, place) in enumerate(edges)
                 if after is not None and after not in path
             }
             if sides:

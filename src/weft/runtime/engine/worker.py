@@ -74,6 +74,10 @@ class Worker:
             late=self.device.type != "cpu",
         )
         self._progress = 0  # stages of gradient sync finished
+        self._update_order = {
+            number: gradient_sync.by_urgency([(replica, number, place) for place in range(len(chunk.sets))])
+            for number, chunk in chunks.items()
+        }
         self._located: WeftError | None = None  # the error that ended the run
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
         self.meter = meter_for(self.device, deadline)
@@ -348,9 +352,10 @@ class Worker:
         start = self.meter.start(step.action)
         numbers = loss_numbers(self._losses.pop((chunk.number, step.minibatch)))
         self.memory.end_of_backwards(step)
-        for number, (parameters, set_step, _) in enumerate(task.sets):
+        for member in self._update_order[chunk.number]:
+            parameters, set_step, _ = task.sets[member[2]]
             update = PendingUpdate(
-                member=(self.replica, chunk.number, number),
+                member=member,
                 minibatch=self.begun + step.minibatch,
                 parameters=parameters.versions.live,
                 gradients=parameters.take_gradients(),

@@ -5,7 +5,7 @@ ranks.
 """
 
 from weft.runtime.weights.gradient_sync import GradientSync, PendingUpdate
-from weft.runtime.weights.groups import gradient_sync_for
+from weft.runtime.weights.groups import gradient_sync_for, norm_groups
 from weft.runtime.weights.parameter_set import ParameterSet, gradient_bytes
 from weft.runtime.weights.versions import Leaves, RoundedVersions
 
@@ -17,4 +17,5 @@ __all__ = [
     "RoundedVersions",
     "gradient_bytes",
     "gradient_sync_for",
+    "norm_groups",
 ]

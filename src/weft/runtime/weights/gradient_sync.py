@@ -160,21 +160,35 @@ class Norm:
 class GradientSync:
     """The stages of all members of this process, in order.
 
-    `read_after`: how many cycles after a mini-batch's own each member, of any process, reads its update.
+    `read_after`: how many cycles after the start of a mini-batch's own each member, of any process, reads its update.
     """
 
     sums: GroupSums
     stages: Sequence[Stage]
-    read_after: Mapping[Member, int] = field(default_factory=dict)
+    read_after: Mapping[Member, float] = field(default_factory=dict)
 
     def awaited(self, update: PendingUpdate, cycle: int) -> bool:
         """Whether, in this cycle (counted like mini-batches), a member may wait for a sum that is not started here."""
         left = [stage.groups[update.member].members for stage in update.stages[1:]]
-        return any(update.minibatch + self.read_after[member] <= cycle for members in left for member in members)
+        return any(update.minibatch + self.read_after[member] < cycle + 1 for members in left for member in members)
 
     def close(self) -> None:
         """End the threads of the sums."""
         self.sums.close()
+
+    def by_urgency(self, members: Sequence[Member]) -> list[Member]:
+        """The order in which members start their sums: first those that are read soonest, then those of most stages.
+
+        The averages of a rank share a communicator and run one after the other. With a norm, a read waits for all
+        members of its group.
+        """
+
+        def urgency(member: Member) -> tuple[float, int]:
+            groups = [stage.groups[member] for stage in self.stages if member in stage.groups]
+            reads = [self.read_after.get(other, 0) for group in groups for other in group.members]
+            return min(reads, default=0), -len(groups)
+
+        return sorted(members, key=urgency)
 
     def needed(self, member: Member) -> bool:
         return any(member in stage.groups for stage in self.stages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -20,8 +21,9 @@ def norm_groups(program: Program) -> list[list[int]]:
 
     The norm of a mini-batch is known when its last backward is done, in the first chunk. A chunk that reads less late
     than the first one would have to wait for it: WPipe's second group, so its two groups have a norm each. So would a
-    chunk whose next backward reads the update at once, unless its rank has work of other chunks in between. With a
-    global norm they do wait, and all chunks share it.
+    chunk whose next backward reads the update at once, unless its rank has work of other chunks in between. Two chunks
+    of a rank can't share a norm if the rank reads the update of one of them before it makes that of the other, as
+    `weave` may at the turn of its V. With a global norm chunks do wait, and all of them share it.
     """
     schedule = program.schedule
     if schedule.weights.norm == "global":
@@ -30,7 +32,8 @@ def norm_groups(program: Program) -> list[list[int]]:
     groups: list[list[int]] = []
     for chunk in range(schedule.chunks):
         delays = _delays(program, chunk)
-        if chunk and delays == _delays(program, chunk - 1) and not (at_once and any(delays)):
+        alike = chunk and delays == _delays(program, chunk - 1) and not (at_once and any(delays))
+        if alike and _update_before_reads(program, [*groups[-1], chunk]):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
@@ -46,10 +49,28 @@ def _delays(program: Program, chunk: int) -> list[int]:
     return delays
 
 
-def _read_after(program: Program, chunks: Sequence[int]) -> int:
-    """How many cycles after a mini-batch's own the first of these chunks reads its update."""
+def _update_before_reads(program: Program, chunks: Sequence[int]) -> bool:
+    """Whether every rank updates all of these chunks that it holds before it reads an update of one of them."""
+    found: dict[int, tuple[float, float]] = {}  # by rank: when the last update is made, and the first one read
+    for chunk in chunks:
+        rank = program.schedule.placement[chunk]
+        made, read = found.get(rank, (-math.inf, math.inf))
+        found[rank] = max(made, _made_after(program, chunk)), min(read, _read_after(program, [chunk]))
+    return all(made < read for made, read in found.values())
+
+
+def _made_after(program: Program, chunk: int) -> float:
+    """How many cycles after the start of a mini-batch's own a chunk is updated."""
+    update = (program.op == Op.U) & (program.chunk == chunk)
+    height = program.op.shape[1]
+    return float((-program.batch + np.arange(height) / height)[update].max())
+
+
+def _read_after(program: Program, chunks: Sequence[int]) -> float:
+    """How many cycles after the start of a mini-batch's own the first of these chunks reads its update."""
     reads = (program.op != NONE) & (program.op != Op.U) & np.isin(program.chunk, chunks)
-    return int((program.delay - program.batch)[reads].min()) + 1
+    height = program.op.shape[1]
+    return float((program.delay - program.batch + 1 + np.arange(height) / height)[reads].min())
 
 
 def gradient_sync_for(

@@ -60,7 +60,8 @@ def weave(
     if microbatches < least:
         raise WeftError(
             f"weave needs {least} or more micro-batches for two weight versions to be enough (microbatches: "
-            f"{microbatches}, stages: {stages}, slack: {slack:g}, split: {split}); use {least}, or less slack"
+            f"{microbatches}, stages: {stages}, slack: {slack:g}, split: {split}); use {least}"
+            f"{', or less slack' if slack else ''}"
         )
 
     every = np.arange(microbatches)
