@@ -50,7 +50,7 @@ SMALL = Size(
     batch=32,
     limit=200 * MIB,
     limits=(200 * MIB, 280 * MIB, 400 * MIB),
-    tried=True,
+    tried=False,
 )
 BASE = Size(
     layers=12,

@@ -16,7 +16,8 @@ TOLERANCE = 0.05  # of the simulated bytes
 def tables(results: Results) -> dict[str, str]:
     """A table of bytes for each model, and one of the largest batches."""
     found = {name: _bytes_table(model) for name, model in results["models"].items()}
-    if any(cell["tried"] for model in results["models"].values() for cell in model["cells"]):
+    models = results["models"].values()
+    if any("simulated" in model or any(cell["tried"] for cell in model["cells"]) for model in models):
         found["batch"] = _batch_table(results)
     for name, model in results["models"].items():
         if "simulated" in model:
