@@ -14,24 +14,44 @@ from weft.runtime.tree import flatten
 Storages = dict[int, int]  # address -> bytes
 
 
-def chunk_costs(size: Size, chunks: int) -> list[dict[str, Any]]:
-    """Of each chunk: bytes of weights, gradients and optimizer; of activations and input for each of `SAMPLES`."""
+def chunk_costs(size: Size, chunks: int, precision: str = "fp32") -> list[dict[str, Any]]:
+    """Of each chunk: bytes of weights, masters, gradients and optimizer; and for each of `SAMPLES` those of activations
+    and input, and with recompute by layer of what is kept and of what is rebuilt."""
     net = build(size)
     layers, found = list(net.model), []
     counts = balance(size, chunks)
     values: list[Any] = [make_batch(size, samples)[0] for samples in SAMPLES]
     for chunk, count in enumerate(counts):
         part, layers = weft.materialize(nn.Sequential(*layers[:count])), layers[count:]
-        cost: dict[str, Any] = {"activations": [], "input": []}
+        cost = _parameter_bytes(part, precision) | {name: [] for name in ("activations", "input", "kept", "rebuilt")}
+        part = part.bfloat16() if precision == "bf16" else part
         for place, samples in enumerate(SAMPLES):
             last = chunk == chunks - 1
             target = make_batch(size, samples)[1] if last else None
-            activations, given, values[place] = run_chunk(part, values[place], net.loss_fn if last else None, target)
-            cost["activations"].append(activations)
-            cost["input"].append(given)
-        cost |= _parameter_bytes(part)
+            loss_fn = net.loss_fn if last else None
+            kept, rebuilt = _by_layer(part, values[place], loss_fn, target)
+            activations, given, values[place] = run_chunk(part, values[place], loss_fn, target)
+            measured = {"activations": activations, "input": given, "kept": kept, "rebuilt": rebuilt}
+            for name, nbytes in measured.items():
+                cost[name].append(nbytes)
         found.append(cost)
     return found
+
+
+def _by_layer(part: nn.Sequential, given: Any, loss_fn: Any, target: Tensor | None) -> tuple[int, int]:
+    """Bytes of the inputs of all layers, and of the rest of the activations of the layer that has most."""
+    kept: Storages = {}
+    rebuilt = []
+    held = []  # so that no address occurs twice
+    for layer in part:
+        last = layer is part[-1]
+        inputs = [*flatten(given)[0], *([target] if last and target is not None else [])]
+        for tensor in inputs:
+            _add(kept, tensor)
+        held.append(given)
+        activations, nbytes, given = run_chunk(layer, given, loss_fn if last else None, target if last else None)
+        rebuilt.append(activations - nbytes)
+    return sum(kept.values()), max(rebuilt)
 
 
 def run_chunk(part: nn.Module, given: Any, loss_fn: Any, target: Tensor | None) -> tuple[int, int, Any]:
@@ -64,19 +84,22 @@ def _next_input(output: Any) -> Any:
     return tuple(_next_input(element) for element in output)
 
 
-def _parameter_bytes(part: nn.Module) -> dict[str, int]:
-    """Bytes of weights, gradients and the optimizer's state after a step."""
+def _parameter_bytes(part: nn.Module, precision: str) -> dict[str, Any]:
+    """Bytes of weights, masters, gradients and the optimizer's state after a step."""
     params = list(part.parameters())
+    for parameter in params:
+        parameter.grad = torch.zeros_like(parameter)
     optimizer = make_optimizer(params)
     optimizer.step()
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-    found = {
-        "weights": sum(tensor.nbytes for tensor in (*params, *part.buffers())),
-        "gradients": sum(parameter.grad.nbytes for parameter in params if parameter.grad is not None),
+    gradients = sum(parameter.nbytes for parameter in params)
+    optimizer.zero_grad(set_to_none=True)
+    return {
+        "weights": sum(tensor.nbytes for tensor in (*params, *part.buffers())) // (2 if precision == "bf16" else 1),
+        "masters": gradients if precision == "bf16" else 0,
+        "gradients": gradients,
         "optimizer": sum(tensor.nbytes for tensor in state),
     }
-    optimizer.zero_grad(set_to_none=True)
-    return found
 
 
 def _add(storages: Storages, tensor: Tensor) -> None:

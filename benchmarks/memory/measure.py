@@ -14,7 +14,7 @@ from typing import Any
 import weft
 from benchmarks.harness import ResumeCache, schedule_named
 from benchmarks.memory.chunk_costs import chunk_costs
-from benchmarks.memory.models import BASE, METHODS, SIMULATED, SMALL, TINY, Size, linear
+from benchmarks.memory.models import BASE, FORMS, METHODS, SIMULATED, SMALL, TINY, Size, linear
 from benchmarks.memory.pages import label_of
 from benchmarks.memory.ranks import measure_methods, measure_rank
 from benchmarks.memory.search import Known, Search, largest_of
@@ -29,7 +29,7 @@ LARGEST = 4096  # samples of the largest simulated batch
 
 
 def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
-    """Bytes of every method with and without recompute, on real ranks and simulated."""
+    """Bytes of every method in every form, on real ranks and simulated."""
     if (found := platform.libc_ver()[0]) != "glibc" or sys.platform != "linux":
         raise WeftError(f"this benchmark needs Linux with glibc (here: {sys.platform}, {found or 'another libc'})")
     if quick:
@@ -40,27 +40,30 @@ def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
 
 def _whole(name: str, size: Size, stages: int, cache: ResumeCache) -> dict[str, Any]:
     costs = {}
-    for count in (stages, 2 * stages):
-        costs[count] = cache(f"{name}: {count} chunks alone", partial(chunk_costs, size, count))
+    for count, precision in product((stages, 2 * stages), ("fp32", "bf16")):
+        part = f"{name}: {count} chunks alone, {precision}"
+        costs[count, precision] = cache(part, partial(chunk_costs, size, count, precision))
     cells = []
-    for method, recompute in product(METHODS, (False, True)):
-        cell = cache(f"{name}: {label_of(method, recompute)}", partial(_run, size, method, recompute, stages))
-        cells.append(cell | _simulated(size, costs[_chunks(method, stages)], method, recompute, stages))
+    for method, form in product(METHODS, FORMS):
+        cell = cache(f"{name}: {label_of(method, form)}", partial(_run, size, method, form, stages))
+        alone = costs[_chunks(method, stages), FORMS[form].get("precision", "fp32")]
+        cells.append(cell | _simulated(size, alone, method, form, stages))
     simulated = [
-        {"method": method, "recompute": recompute, "ranks": _peaks(costs, size, method, recompute, stages)}
-        for recompute in (False, True)
+        {"method": method, "form": form, "ranks": _peaks(costs, size, method, form, stages)}
+        for form in ("", "recompute")
         for method in SIMULATED
-        if not (recompute and method == "paci")  # which can't recompute
+        if not (form and method == "paci")  # which can't recompute
     ]
     return {"size": asdict(size), "cells": cells, "simulated": simulated}
 
 
 def _peaks(
-    costs: dict[int, list[dict[str, Any]]], size: Size, method: str, recompute: bool, stages: int
+    costs: dict[tuple[int, str], list[dict[str, Any]]], size: Size, method: str, form: str, stages: int
 ) -> list[dict[str, float]]:
     """Simulated bytes of each rank with twice as many micro-batches as stages, which weave needs."""
     schedule = schedule_named(method, stages, 2 * stages)
-    return [rank.apart_from_messages for rank in _memory(costs[schedule.chunks], schedule, recompute, size.batch)]
+    memory = _memory(costs[schedule.chunks, "fp32"], schedule, form, size.batch)
+    return [rank.apart_from_messages for rank in memory]
 
 
 def _quick(stages: int) -> dict[str, Any]:
@@ -70,8 +73,8 @@ def _quick(stages: int) -> dict[str, Any]:
     costs = {count: ranks[place % stages][1][place // stages] for place, count in enumerate(counts)}
     cells = []
     for place, method in enumerate(QUICK):
-        cell = {"method": method, "recompute": False, "ranks": [memory[place] for memory, _ in ranks], "tried": []}
-        cells.append(cell | _simulated(TINY, costs[_chunks(method, stages)], method, False, stages))
+        cell = {"method": method, "form": "", "ranks": [memory[place] for memory, _ in ranks], "tried": []}
+        cells.append(cell | _simulated(TINY, costs[_chunks(method, stages)], method, "", stages))
     return {"size": asdict(TINY), "cells": cells}
 
 
@@ -79,21 +82,21 @@ def _chunks(method: str, stages: int) -> int:
     return weft.schedule(method, stages=stages, microbatches=stages).chunks
 
 
-def _run(size: Size, method: str, recompute: bool, stages: int) -> dict[str, Any]:
+def _run(size: Size, method: str, form: str, stages: int) -> dict[str, Any]:
     """Memory of the ranks, and the batches that were tried: one that does not fit ends the ranks, and others start."""
     memory: list[Any] = []
     search = Search(step=stages)
-    while not memory or ((method, recompute) in size.tried and search.next() is not None):
-        found, search.known = _launch(size, method, recompute, stages, search.known)
+    while not memory or (size.tried and search.next() is not None):
+        found, search.known = _launch(size, method, form, stages, search.known)
         memory = memory or found
     tried = sorted([samples, fits] for samples, fits in search.known.items())
-    return {"method": method, "recompute": recompute, "ranks": memory, "tried": tried}
+    return {"method": method, "form": form, "ranks": memory, "tried": tried}
 
 
-def _launch(size: Size, method: str, recompute: bool, stages: int, known: Known) -> tuple[list[Any], Known]:
+def _launch(size: Size, method: str, form: str, stages: int, known: Known) -> tuple[list[Any], Known]:
     """Memory of each rank (nothing if batches are known already), and all batches known now."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (size, method, recompute, stages, known, folder)
+        arguments = (size, method, form, stages, known, folder)
         try:
             ranks = weft.launch(measure_rank, *arguments, ranks=stages, timeout=START_TIMEOUT)
         except RunError:
@@ -104,26 +107,26 @@ def _launch(size: Size, method: str, recompute: bool, stages: int, known: Known)
     return [memory for memory, _ in ranks], ranks[0][1]
 
 
-def _simulated(size: Size, costs: list[dict[str, Any]], method: str, recompute: bool, stages: int) -> dict[str, Any]:
+def _simulated(size: Size, costs: list[dict[str, Any]], method: str, form: str, stages: int) -> dict[str, Any]:
     """Bytes of every rank for the measured batch, and the largest batches within the limits."""
 
     def fits(samples: int, *, limit: int) -> bool:
         if samples > LARGEST:
             return False
-        return max(rank.total for rank in _memory(costs, schedule, recompute, samples)) <= limit
+        return max(rank.total for rank in _memory(costs, schedule, form, samples)) <= limit
 
     schedule = weft.schedule(method, stages=stages, microbatches=stages)
-    memory = _memory(costs, schedule, recompute, size.batch)
+    memory = _memory(costs, schedule, form, size.batch)
     return {
         "simulated": [rank.apart_from_messages for rank in memory],  # as the engine's meters count
         "simulated_largest": [largest_of(partial(fits, limit=limit), step=stages) for limit in size.limits],
     }
 
 
-def _memory(
-    costs: list[dict[str, Any]], schedule: weft.Schedule, recompute: bool, samples: int
-) -> tuple[RankMemory, ...]:
+def _memory(costs: list[dict[str, Any]], schedule: weft.Schedule, form: str, samples: int) -> tuple[RankMemory, ...]:
     each = samples / schedule.microbatches
+    recompute = FORMS[form].get("recompute", False)
+    by_layer = recompute == "layer"
     chunks = tuple(
         ChunkCost(
             activation_bytes=linear(cost["activations"], each),
@@ -131,7 +134,10 @@ def _memory(
             weight_bytes=cost["weights"],
             gradient_bytes=cost["gradients"],
             optimizer_bytes=cost["optimizer"],
+            master_bytes=cost["masters"],
             recompute=recompute,
+            kept_bytes=linear(cost["kept"], each) if by_layer else None,
+            rebuilt_bytes=linear(cost["rebuilt"], each) if by_layer else None,
         )
         for cost in costs
     )

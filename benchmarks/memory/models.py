@@ -6,7 +6,6 @@ Their inputs are random: bytes do not depend on the tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,11 +30,17 @@ class Size:
     batch: int
     limit: int
     limits: tuple[int, ...]  # whose largest batch is simulated
-    tried: tuple[tuple[str, bool], ...]  # (method, recompute) whose largest batch is searched
+    tried: bool  # whether the largest batch is searched
 
 
-METHODS = ("gpipe", "1f1b", "pipedream", "2bw", "wpipe")
+METHODS = ("1f1b", "2bw", "wpipe")
 SIMULATED = ("2bw", "paci", "wpipe", "wpipe fresh True", "weave slack 0", "weave")  # with twice the micro-batches
+FORMS: dict[str, dict[str, Any]] = {  # arguments of the pipeline
+    "": {},
+    "recompute": {"recompute": True},
+    "recompute by layer": {"recompute": "layer"},
+    "bf16, recompute by layer": {"precision": "bf16", "recompute": "layer"},
+}
 SMALL = Size(
     layers=8,
     width=256,
@@ -45,7 +50,7 @@ SMALL = Size(
     batch=32,
     limit=200 * MIB,
     limits=(200 * MIB, 280 * MIB, 400 * MIB),
-    tried=tuple(product(METHODS, (False, True))),
+    tried=False,
 )
 BASE = Size(
     layers=12,
@@ -56,10 +61,10 @@ BASE = Size(
     batch=4,
     limit=1300 * MIB,
     limits=(1200 * MIB, 1300 * MIB, 1600 * MIB),
-    tried=(),
+    tried=False,
 )
 TINY = Size(
-    layers=4, width=64, heads=2, vocabulary=512, context=32, batch=16, limit=24 * MIB, limits=(24 * MIB,), tried=()
+    layers=4, width=64, heads=2, vocabulary=512, context=32, batch=16, limit=24 * MIB, limits=(24 * MIB,), tried=False
 )
 
 

@@ -9,14 +9,15 @@ from benchmarks.harness import Results
 from benchmarks.rendering import bars, stacks, table
 
 MIB = 2**20
-COUNTED = ("weights", "extra_versions", "gradients", "optimizer", "activations")  # whose sum is compared
+COUNTED = ("weights", "extra_versions", "masters", "gradients", "optimizer", "activations")  # whose sum is compared
 TOLERANCE = 0.05  # of the simulated bytes
 
 
 def tables(results: Results) -> dict[str, str]:
     """A table of bytes for each model, and one of the largest batches."""
     found = {name: _bytes_table(model) for name, model in results["models"].items()}
-    if any(cell["tried"] for model in results["models"].values() for cell in model["cells"]):
+    models = results["models"].values()
+    if any("simulated" in model or any(cell["tried"] for cell in model["cells"]) for model in models):
         found["batch"] = _batch_table(results)
     for name, model in results["models"].items():
         if "simulated" in model:
@@ -25,20 +26,21 @@ def tables(results: Results) -> dict[str, str]:
 
 
 def _simulated_table(model: Mapping[str, Any], microbatches: int) -> str:
-    head = ["method", "weights", "of them extra", "gradients", "optimizer", "activations", "sum", "least full rank"]
+    head = ["method", "weights", "of them extra", "masters", "gradients", "optimizer", "activations", "sum"]
+    head += ["least full rank"]
     rows = []
     for cell in model["simulated"]:
         sums = [_sum(rank) for rank in cell["ranks"]]
         fullest = cell["ranks"][sums.index(max(sums))]
         columns = [fullest["weights"] + fullest["extra_versions"], *(fullest[name] for name in COUNTED[1:])]
         name = cell["method"].removesuffix(" True").replace(" ", ", ", 1)
-        rows.append([label_of(name, cell["recompute"]), *map(_mib, [*columns, max(sums), min(sums)])])
+        rows.append([label_of(name, cell["form"]), *map(_mib, [*columns, max(sums), min(sums)])])
     return f"{table(head, rows)}\n\nMiB of the fullest rank, m = {microbatches}, batch {model['size']['batch']}."
 
 
 def _bytes_table(model: Mapping[str, Any]) -> str:
-    head = ["method", "weights", "of them extra", "gradients", "optimizer", "activations", "counted", "buffers"]
-    head += ["resident", "counted / simulated"]
+    head = ["method", "weights", "of them extra", "masters", "gradients", "optimizer", "activations", "counted"]
+    head += ["buffers", "resident", "counted / simulated"]
     rows = []
     for cell in model["cells"]:
         fullest = max(cell["ranks"], key=lambda rank: _sum(rank["counted"]))
@@ -48,7 +50,7 @@ def _bytes_table(model: Mapping[str, Any]) -> str:
         columns += [_sum(counted), counted["buffers"], fullest["resident"]]
         ratios = _ratios(cell)
         compared = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        rows.append([label_of(cell["method"], cell["recompute"]), *map(_mib, columns), compared])
+        rows.append([label_of(cell["method"], cell["form"]), *map(_mib, columns), compared])
     return table(head, rows)
 
 
@@ -59,7 +61,7 @@ def _batch_table(results: Results) -> str:
         size = model["size"]
         head += [f"{name}, tried at {size['limit'] // MIB} MiB"]
         head += [f"simulated at {limit // MIB}" for limit in size["limits"]]
-    labels = [label_of(cell["method"], cell["recompute"]) for cell in next(iter(models.values()))["cells"]]
+    labels = [label_of(cell["method"], cell["form"]) for cell in next(iter(models.values()))["cells"]]
     rows: list[list[object]] = []
     for place, label in enumerate(labels):
         rows.append([label])
@@ -77,14 +79,14 @@ def plots(results: Results) -> dict[str, str]:
         for cell in model["cells"]:
             counted = max((rank["counted"] for rank in cell["ranks"]), key=_sum)
             parts = {part.replace("_", " "): counted[part] / MIB for part in COUNTED}
-            panels.setdefault("recompute" if cell["recompute"] else "no recompute", {})[cell["method"]] = parts
+            panels.setdefault(cell["form"] or "no recompute", {})[cell["method"]] = parts
         title = f"BERT {name}, batch {model['size']['batch']}: bytes of the fullest rank"
         found[f"{name}.svg"] = stacks(title, panels, unit="MiB")
     batches = {
-        f"{name}{', recompute' if recompute else ''}": largest
+        label_of(name, form): largest
         for name, model in results["models"].items()
-        for recompute in (False, True)
-        if (largest := _batches(model, recompute=recompute))
+        for form in _forms(model)
+        if (largest := _batches(model, form))
     }
     if batches:
         title = "The largest batch that trains within the limit"
@@ -92,8 +94,12 @@ def plots(results: Results) -> dict[str, str]:
     return found
 
 
-def _batches(model: Mapping[str, Any], *, recompute: bool) -> dict[str, float]:
-    cells = [cell for cell in model["cells"] if cell["recompute"] == recompute and cell["tried"]]
+def _forms(model: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(cell["form"] for cell in model["cells"]))
+
+
+def _batches(model: Mapping[str, Any], form: str) -> dict[str, float]:
+    cells = [cell for cell in model["cells"] if cell["form"] == form and cell["tried"]]
     return {cell["method"]: _largest(cell) for cell in cells}
 
 
@@ -102,16 +108,16 @@ def missed(results: Results) -> list[str]:
     lines = []
     for name, model in results["models"].items():
         for cell in model["cells"]:
-            label = f"{name}, {label_of(cell['method'], cell['recompute'])}"
+            label = f"{name}, {label_of(cell['method'], cell['form'])}"
             for rank, ratio in enumerate(_ratios(cell)):
                 if abs(ratio - 1) > TOLERANCE:
                     lines.append(f"{label}: rank {rank} holds {ratio:.3f} of the simulated bytes, not 1 ± {TOLERANCE}")
-        for recompute in (False, True):
-            found = {cell["method"]: cell for cell in model["cells"] if cell["recompute"] == recompute}
+        for form in _forms(model):
+            found = {cell["method"]: cell for cell in model["cells"] if cell["form"] == form}
             if {"wpipe", "2bw"} <= found.keys():
                 wpipe, two_bw = (_weights(found[method]) for method in ("wpipe", "2bw"))
                 if wpipe >= two_bw:
-                    label = f"{name}, {label_of('wpipe', recompute)}"
+                    label = f"{name}, {label_of('wpipe', form)}"
                     lines.append(
                         f"{label}: {_mib(wpipe)} MiB of weights and versions, no less than 2bw's {_mib(two_bw)}"
                     )
@@ -137,8 +143,8 @@ def _largest(cell: Mapping[str, Any]) -> int:
     return max((samples for samples, fits in cell["tried"] if fits), default=0)
 
 
-def label_of(method: str, recompute: bool) -> str:
-    return f"{method}, recompute" if recompute else method
+def label_of(method: str, form: str) -> str:
+    return f"{method}, {form}" if form else method
 
 
 def _mib(nbytes: float) -> str:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import weft
 from benchmarks.harness import exit_after, status
 from benchmarks.memory.chunk_costs import chunk_costs
-from benchmarks.memory.models import TINY, Size, balance, build, make_batch, make_optimizer
+from benchmarks.memory.models import FORMS, TINY, Size, balance, build, make_batch, make_optimizer
 from benchmarks.memory.search import Known, Search
 from benchmarks.memory.trial import begin_trial, marks_failed_allocation
 from weft.runtime.comm import SHARED_MEMORY_SWITCH
@@ -44,21 +44,21 @@ def measure_methods(size: Size, methods: Sequence[str], microbatches: int, chunk
     """
     _set_up()
     net = build(size)
-    trainers = [Trainer(size, method, recompute=False, microbatches=microbatches, net=net) for method in methods]
+    trainers = [Trainer(size, method, "", microbatches=microbatches, net=net) for method in methods]
     memory = [_memory(trainer) for trainer in trainers]
     return memory, [chunk_costs(size, count) for count in chunks[dist.get_rank() :: dist.get_world_size()]]
 
 
 @exit_after(RANK_TIMEOUT)
-def measure_rank(size: Size, method: str, recompute: bool, microbatches: int, known: Known, folder: str) -> Any:
+def measure_rank(size: Size, method: str, form: str, microbatches: int, known: Known, folder: str) -> Any:
     """This rank's memory, and the batches that were tried, if the largest is searched.
 
     A batch that does not fit ends all ranks (see `trial.py`), and so frees what a broken pipeline still holds.
     """
     _prepare(microbatches)
-    trainer = Trainer(size, method, recompute=recompute, microbatches=microbatches)
+    trainer = Trainer(size, method, form, microbatches=microbatches)
     memory = None if known else _memory(trainer)
-    if (method, recompute) not in size.tried:
+    if not size.tried:
         return memory, {}
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, memory)
@@ -74,8 +74,8 @@ def measure_rank(size: Size, method: str, recompute: bool, microbatches: int, kn
 class Trainer:
     """Makes pipelines of one model."""
 
-    def __init__(self, size: Size, method: str, *, recompute: bool, microbatches: int, net: Net | None = None) -> None:
-        self.size, self.recompute, self.net = size, recompute, net or build(size)
+    def __init__(self, size: Size, method: str, form: str, *, microbatches: int, net: Net | None = None) -> None:
+        self.size, self.form, self.net = size, FORMS[form], net or build(size)
         self.schedule = weft.schedule(method, stages=dist.get_world_size(), microbatches=microbatches)
         self.asynchronous = METHODS[method].asynchronous
 
@@ -86,8 +86,8 @@ class Trainer:
             optimizer=make_optimizer,
             schedule=self.schedule,
             balance=balance(self.size, self.schedule.chunks),
-            recompute=self.recompute,
             deadline=DEADLINE,
+            **self.form,
         )
         _release_memory()
         return pipe
@@ -106,7 +106,7 @@ def _set_up() -> None:
 
 def _prepare(microbatches: int) -> None:
     _set_up()
-    trainer = Trainer(TINY, "1f1b", recompute=False, microbatches=microbatches)
+    trainer = Trainer(TINY, "1f1b", "", microbatches=microbatches)
     pipe = trainer.make()
     trainer.train(pipe, microbatches)  # loads what torch loads at first use
     pipe.close()
@@ -133,7 +133,8 @@ def _memory(trainer: Trainer) -> dict[str, Any]:
 def _try(trainer: Trainer, samples: int, folder: Path) -> None:
     """Train with this batch within the limit; if that fails for one rank, it fails for all."""
     pipe = trainer.make()
-    others = status("VmData") - pipe.report().ranks[dist.get_rank()]["bytes"]["weights"]  # includes stacks of threads
+    held = pipe.report().ranks[dist.get_rank()]["bytes"]
+    others = status("VmData") - held["weights"] - held["masters"]  # includes stacks of threads
     with marks_failed_allocation(folder, dist.get_rank()):
         with _limit(others + trainer.size.limit):
             trainer.train(pipe, samples)

@@ -19,7 +19,9 @@ from typing import Any
 from weft.errors import PeerError
 
 GRACE = 20.0  # seconds for the failed rank to leave its mark, before the others end
-ALLOCATION = re.compile(r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|std::bad_alloc")
+ALLOCATION = re.compile(  # the last one is oneDNN's, of bf16
+    r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|std::bad_alloc|could not create a primitive"
+)
 
 
 def failed_allocation(problem: BaseException) -> bool:

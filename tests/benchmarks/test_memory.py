@@ -24,16 +24,15 @@ from weft.errors import PeerError, RunError, WeftError
 MIB = 2**20
 
 
-def cell(
-    method: str, *, recompute: bool = False, extra: int = 0, tried: Any = ((4, True), (8, False))
-) -> dict[str, Any]:
+def cell(method: str, *, form: str = "", extra: int = 0, tried: Any = ((4, True), (8, False))) -> dict[str, Any]:
     """Two ranks, the first of which is fuller."""
-    nbytes = {"weights": 10 * MIB, "extra_versions": extra * MIB, "gradients": 10 * MIB, "optimizer": 20 * MIB}
+    nbytes = {"weights": 10 * MIB, "extra_versions": extra * MIB, "masters": 0}
+    nbytes |= {"gradients": 10 * MIB, "optimizer": 20 * MIB}
     simulated = [nbytes | {"activations": size * MIB, "buffers": 0} for size in (60, 30)]
     ranks = [{"counted": rank | {"buffers": MIB}, "resident": 120 * MIB, "seconds": 1.0} for rank in simulated]
     return {
         "method": method,
-        "recompute": recompute,
+        "form": form,
         "ranks": ranks,
         "tried": [list(pair) for pair in tried],
         "simulated": simulated,
@@ -47,9 +46,9 @@ def results() -> dict[str, Any]:
     models = {}
     for name, limit in (("small", 100), ("base", 200)):
         cells = [
-            cell(method, recompute=recompute, extra=extra, tried=() if name == "base" and recompute else ((4, True),))
+            cell(method, form=form, extra=extra, tried=() if name == "base" and form else ((4, True),))
             for method, extra in (("2bw", 10), ("wpipe", 5))
-            for recompute in (False, True)
+            for form in ("", "recompute")
         ]
         models[name] = {
             "size": {"batch": 8, "limit": limit * MIB, "limits": [limit * MIB, 2 * limit * MIB]},
@@ -80,7 +79,11 @@ def test_tables_show_the_fullest_rank(results: dict[str, Any]) -> None:
     tables = pages.tables(results)
     assert set(tables) == {"small", "base", "batch"}
     rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in tables["small"].splitlines()[2:]]
-    assert rows[0] == ["2bw", *["20.0", "10.0", "10.0", "20.0", "60.0", "110.0", "1.0", "120.0"], "1.000 to 1.000"]
+    assert rows[0] == [
+        "2bw",
+        *["20.0", "10.0", "0.0", "10.0", "20.0", "60.0", "110.0", "1.0", "120.0"],
+        "1.000 to 1.000",
+    ]
     assert [row[0] for row in rows] == ["2bw", "2bw, recompute", "wpipe", "wpipe, recompute"]
     assert tables["batch"].startswith(
         "| method | small, tried at 100 MiB | simulated at 100 | simulated at 200 | base, "
@@ -199,11 +202,9 @@ def test_failure_before_a_trial_says_nothing_about_a_batch(tmp_path: Path) -> No
 
 def test_search_continues_after_a_batch_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """In new ranks, which get what is known; any other failure ends the measurement."""
-    size = dataclasses.replace(models.TINY, tried=(("2bw", False),))
+    size = dataclasses.replace(models.TINY, tried=True)
 
-    def launch(
-        job: Any, size: Any, method: str, recompute: bool, stages: int, known: Any, folder: str, **_: Any
-    ) -> Any:
+    def launch(job: Any, size: Any, method: str, form: str, stages: int, known: Any, folder: str, **_: Any) -> Any:
         if known:
             return [(None, known | {6: True})] * 2
         trial.begin_trial(Path(folder), {"held": ["a", "b"], "known": [[2, True], [4, True]], "trying": 8})
@@ -213,11 +214,11 @@ def test_search_continues_after_a_batch_that_does_not_fit(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(weft, "launch", launch)
     full = True
-    cell = _run(size, "2bw", False, 2)
+    cell = _run(size, "2bw", "", 2)
     assert (cell["ranks"], cell["tried"]) == (["a", "b"], [[2, True], [4, True], [6, True], [8, False]])
     full = False
     with pytest.raises(RunError, match="rank 1 failed"):
-        _run(size, "2bw", False, 2)
+        _run(size, "2bw", "", 2)
 
 
 @pytest.mark.parametrize("size", [models.SMALL, models.BASE, models.TINY])
