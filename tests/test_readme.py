@@ -65,7 +65,7 @@ def test_the_slowdown_is_the_measured_one() -> None:
 def test_the_memory_is_the_measured_one() -> None:
     saved = {}
     for model in ("small", "base"):
-        counted = {row[0]: number(row[6]) for row in rows("memory", model)}
+        counted = {row[0]: number(row[7]) for row in rows("memory", model)}
         for end in ("", ", recompute"):
             saved[model + end] = round(100 * (1 - counted["wpipe" + end] / counted["2bw" + end]))
     assert f"`wpipe` holds {saved['base']} % less than `2bw` ({saved['base, recompute']} % with recompute)" in TEXT
