@@ -29,9 +29,9 @@ from weft.arguments import (
     whole_number,
 )
 from weft.errors import RunError, WeftError
-from weft.figures import delay_text, headline, method_figures, print_chunks, print_method_figures, print_ranks
+from weft.figures import headline, method_figures, print_chunks, print_method_figures, print_ranks
 from weft.output import ROWS, print_table, write_text
-from weft.schedule import METHODS, RULES, Schedule, check_sizes, mean_over_chunks, verify, write_csv
+from weft.schedule import METHODS, RULES, Schedule, check_sizes, delay_text, mean_over_chunks, verify, write_csv
 from weft.simulate import Cost, timeline
 from weft.streams import open_missing, unblocked_output
 from weft.text import format_count

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.errors import WeftError
 from weft.output import print_table
-from weft.schedule import METHODS, schedule
+from weft.schedule import METHODS, delay_text, schedule
 from weft.simulate import CATEGORIES, simulate
 from weft.text import format_count, format_figure
 
@@ -27,11 +27,6 @@ def headline(figures: Figures) -> dict[str, str]:
         "delay in updates": delay_text(figures["mean_delay"], figures["delay"], figures["ahead"]),
         "slack, time of a hop that is hidden": _slack_text(figures["slack"]),
     }
-
-
-def delay_text(mean: float, largest: Sequence[int], ahead: Sequence[int]) -> str:
-    predicted = f"; predicted up to {format_count(max(ahead), 'update')} ahead" if any(ahead) else ""
-    return f"mean {format_figure(mean)}, largest {max(largest)}{predicted}"
 
 
 def _slack_text(slack: Mapping[str, Any] | None) -> str:

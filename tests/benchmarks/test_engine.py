@@ -18,7 +18,7 @@ from weft.errors import WeftError
 
 
 class Clock:
-    """Moves when it is told to, and by `tick` with every look."""
+    """Moves by what a test adds, and by `tick` with every look."""
 
     def __init__(self, tick: int = 0) -> None:
         self.now, self.tick = 0, tick

@@ -13,9 +13,9 @@ from torch import nn
 from weft.metrics import RESIDENT_PARTS, SHARED_PROCESS, resident_sets
 from weft.runtime.assembly import Assembly
 from weft.runtime.process import Resident, malloc_settings, resident
-from weft.schedule import Action, Block, Op, Schedule, Step, Timeline, mean_over_chunks
+from weft.schedule import Action, Block, Op, Schedule, Step, Timeline, delay_text, mean_over_chunks
 from weft.simulate import CATEGORIES
-from weft.text import format_bytes, format_count, format_figure
+from weft.text import format_bytes, format_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +70,8 @@ class Report:
         return [title, *_table([["", "now", "peak", *RESIDENT_PARTS.values()], *rows]), f"malloc settings: {malloc}"]
 
     def _delay(self) -> str:
-        largest, ahead = (max(chunk[name] for chunk in self._chunks) for name in ("delay", "ahead"))
-        predicted = f"; predicted up to {format_count(ahead, 'update')} ahead" if ahead else ""
-        return f"delay in updates: mean {format_figure(self.mean_delay)}, largest {largest}{predicted}"
+        largest, ahead = ([chunk[name] for chunk in self._chunks] for name in ("delay", "ahead"))
+        return f"delay in updates: {delay_text(self.mean_delay, largest, ahead)}"
 
     def _staleness(self) -> list[str]:
         """How far from the weights that their updates met mini-batches were computed, on average, if sampled."""

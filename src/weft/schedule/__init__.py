@@ -24,9 +24,10 @@ from weft.schedule.actions import (
 from weft.schedule.catalog import METHODS, Method, schedule
 from weft.schedule.core import Schedule, check_sizes
 from weft.schedule.csv_format import load_csv, read_csv, torch_can_express, write_csv
-from weft.schedule.delays import max_ahead, max_delay, mean_delay, mean_over_chunks
+from weft.schedule.delays import delay_text, max_ahead, max_delay, mean_delay, mean_over_chunks
 from weft.schedule.find_block import DEFAULT_SLACK, find_block
-from weft.schedule.lower import Program, Row, Step, lower, prediction_of, shared_weights
+from weft.schedule.lower import lower, shared_weights
+from weft.schedule.program import Program, Row, Step, prediction_of
 from weft.schedule.recompute import (
     RecomputeChoice,
     check_autocast,
@@ -70,6 +71,7 @@ __all__ = [
     "check_autocast",
     "check_recompute",
     "check_sizes",
+    "delay_text",
     "find_block",
     "is_any",
     "is_recompute_choice",

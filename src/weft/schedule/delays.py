@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.schedule.actions import Op
-from weft.schedule.lower import Ints, Program
+from weft.schedule.program import Ints, Program
+from weft.text import format_count, format_figure
 
 
 def max_delay(program: Program, chunk: int) -> int:
@@ -32,6 +33,12 @@ def mean_over_chunks(delays: Sequence[float], sizes: Sequence[float]) -> float:
     if not total:
         return sum(delays) / len(delays)
     return sum(delay * size for delay, size in zip(delays, sizes, strict=True)) / total
+
+
+def delay_text(mean: float, largest: Sequence[int], ahead: Sequence[int]) -> str:
+    """The delays of a model in words; `largest` and `ahead` are those of its chunks."""
+    predicted = f"; predicted up to {format_count(max(ahead), 'update')} ahead" if any(ahead) else ""
+    return f"mean {format_figure(mean)}, largest {max(largest)}{predicted}"
 
 
 def _of_forwards(program: Program, column: Ints, chunk: int) -> Ints:

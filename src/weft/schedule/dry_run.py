@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from weft.schedule.actions import Op
-from weft.schedule.lower import Program, Step
+from weft.schedule.program import Program, Step
 
 Message: TypeAlias = "tuple[str, int, int]"  # pass, receiving chunk, micro-batch
 Visit: TypeAlias = Callable[[int, Step], None]

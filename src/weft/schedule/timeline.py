@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.schedule.actions import Op
 from weft.schedule.core import Schedule
-from weft.schedule.lower import Step
+from weft.schedule.program import Step
 
 
 @dataclass(frozen=True, kw_only=True)

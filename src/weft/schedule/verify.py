@@ -19,7 +19,8 @@ from weft.schedule.delays import max_ahead, max_delay, mean_delay
 from weft.schedule.dry_run import DryRun, pass_of
 from weft.schedule.error_grid import order_grid
 from weft.schedule.law import LAWS, Law, in_flight_limit
-from weft.schedule.lower import Program, Step, lower, prediction_of
+from weft.schedule.lower import lower
+from weft.schedule.program import Program, Step, prediction_of
 from weft.text import format_count
 
 Row: TypeAlias = "tuple[int, int, int]"  # op, chunk, index

@@ -112,5 +112,5 @@ def can_wait(node: Any, inputs: Collection[int]) -> bool:
 
 
 def product_for(node: Any, inputs: Collection[int]) -> Product:
-    """The gradients of these inputs; call it while the node runs, when it has its saved tensors."""
+    """The gradients of these inputs; call it before the node runs, which frees its saved tensors."""
     return _RULES[node.name()].product(node, inputs)
