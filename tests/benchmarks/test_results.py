@@ -18,16 +18,7 @@ def results_of(name: str) -> dict[str, Any]:
     return found
 
 
-UNRECORDED = {"weave"}  # until somebody runs it on a quiet machine
-RECORDED = [name for name in BENCHMARKS if name not in UNRECORDED]
-
-
-@pytest.mark.parametrize("name", UNRECORDED)
-def test_a_benchmark_with_results_is_a_recorded_one(name: str) -> None:
-    assert not (BENCHMARKS[name].folder / "results.json").exists(), f"take {name} out of UNRECORDED"
-
-
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_readme_shows_the_tables_of_its_results(name: str) -> None:
     page = (BENCHMARKS[name].folder / "README.md").read_text(encoding="utf-8")
     assert f"python -m benchmarks {name}" in page
@@ -38,7 +29,7 @@ def test_readme_shows_the_tables_of_its_results(name: str) -> None:
         assert put_table(page, table, text) == page, f"{table}: run python -m benchmarks {name} --render"
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_folder_has_the_plots_of_its_results(name: str) -> None:
     folder = BENCHMARKS[name].folder
     page = (folder / "README.md").read_text(encoding="utf-8")
