@@ -15,7 +15,7 @@ def test_the_public_names() -> None:
     )
     data += ["Pipeline", "Report", "Result", "Schedule", "Weights"]
     functions = ["cut", "cures", "launch", "linear_rule", "load_csv", "schedule", "simulate", "timeline", "verify"]
-    functions += ["materialize", "on_meta"]
+    functions += ["materialize", "on_meta", "optimizers"]
     assert sorted(weft.__all__) == sorted(errors + data + functions)
     assert all(hasattr(weft, name) for name in weft.__all__)
 

@@ -13,7 +13,7 @@ from weft.simulate import ChunkCost, Cost, Link, simulate, timeline
 from weft.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from weft.runtime import Pipeline, Report, Result, cures, cut, launch, linear_rule, materialize, on_meta
+    from weft.runtime import Pipeline, Report, Result, cures, cut, launch, linear_rule, materialize, on_meta, optimizers
 
 
 __all__ = [
@@ -37,13 +37,25 @@ __all__ = [
     "load_csv",
     "materialize",
     "on_meta",
+    "optimizers",
     "schedule",
     "simulate",
     "timeline",
     "verify",
 ]
 
-_RUNTIME = ("Pipeline", "Report", "Result", "cures", "cut", "launch", "linear_rule", "materialize", "on_meta")
+_RUNTIME = (
+    "Pipeline",
+    "Report",
+    "Result",
+    "cures",
+    "cut",
+    "launch",
+    "linear_rule",
+    "materialize",
+    "on_meta",
+    "optimizers",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,18 @@ from weft.runtime.partition import cut
 from weft.runtime.pipeline import Pipeline, Result
 from weft.runtime.process import launch
 from weft.runtime.report import Report
-from weft.runtime.update import cures, linear_rule
+from weft.runtime.update import cures, linear_rule, optimizers
 from weft.runtime.whole_model import materialize
 
-__all__ = ["Pipeline", "Report", "Result", "cures", "cut", "launch", "linear_rule", "materialize", "on_meta"]
+__all__ = [
+    "Pipeline",
+    "Report",
+    "Result",
+    "cures",
+    "cut",
+    "launch",
+    "linear_rule",
+    "materialize",
+    "on_meta",
+    "optimizers",
+]

@@ -34,7 +34,7 @@ from weft.train.trust import check_trust
 FORMAT = 3  # of jobs; 2 had no schedule.fresh; 1 had no key for its format, and its bf16 was autocast
 KEYS_OF_FORMAT_1 = {"name", "model", "data", "schedule", "train", "evaluate", "checkpoint", "log"}
 MOST_RANKS = 4  # by default
-OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax")
+OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax", "muon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +82,16 @@ class Training:
     updates: int = option(1200, "mini-batches of the whole run, unless epochs is given", least=1)
     epochs: int = option(0, "passes over the data of the whole run; 0: use updates", least=0)
     batch: int = option(24, "samples of a mini-batch, all replicas together", least=1)
-    optimizer: str = option("adamw", f"{', '.join(OPTIMIZERS)}, or package.module:function(params, lr=)")
+    optimizer: str = option(
+        "adamw", f"{', '.join(OPTIMIZERS)}, or package.module:function(params, lr=), or (named_parameters, lr=)"
+    )
     lr: float = option(3e-3, "peak learning rate", above=0)
     warmup: int = option(60, "updates until the learning rate reaches lr", least=0)
     decay: str = option("cosine", "how the learning rate falls after that", allowed=("constant", "linear", "cosine"))
     floor: float = option(0.05, "final learning rate, as a share of lr", least=0, most=1)
-    momentum: float = option(0.9, "sgd, rmsprop: momentum", least=0)
-    betas: list[float] = option([0.7, 0.95], "Adam family: betas; late gradients need less momentum than 0.9")
-    weight_decay: float = option(0.01, "decoupled in adamw and nadamw", least=0)
+    momentum: float = option(0.9, "sgd, rmsprop, muon: momentum", least=0)
+    betas: list[float] = option([0.7, 0.95], "Adam family, muon: betas; late gradients need less momentum than 0.9")
+    weight_decay: float = option(0.01, "decoupled in adamw, nadamw and muon", least=0)
     clip_norm: float = option(0.0, "maximum norm of a mini-batch's gradients; 0: no limit", least=0)
     norm: str = option(
         "group",

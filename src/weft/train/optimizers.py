@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from weft import user_code
-from weft.runtime import cures
+from weft.runtime import cures, optimizers
+from weft.runtime.update import takes_names
 from weft.train.job import Training
 
 CLASSES: dict[str, Any] = {
@@ -26,19 +27,25 @@ CLASSES: dict[str, Any] = {
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
     "adamax": torch.optim.Adamax,
+    "muon": optimizers.MuonAdamW,
 }
 
 
-def optimizer_of(train: Training) -> Callable[[list[Parameter]], Optimizer]:
-    """A function from parameters to the optimizer of a job, with those of its settings that the optimizer takes."""
+def optimizer_of(train: Training) -> Callable[[list[Any]], Optimizer]:
+    """A function from parameters to the optimizer of a job, with those of its settings that the optimizer takes.
+
+    It is one of named parameters if the optimizer knows names.
+    """
     if ":" in train.optimizer:
         function = user_code.load(train.optimizer)
+        if takes_names(function):
+            return lambda named_parameters: function(named_parameters=named_parameters, lr=train.lr)
         return lambda parameters: function(params=parameters, lr=train.lr)
     make = CLASSES[train.optimizer]
     known = inspect.signature(make).parameters
     given = {"momentum": train.momentum, "betas": tuple(train.betas), "weight_decay": train.weight_decay}
     settings = {name: value for name, value in given.items() if name in known}
-    return lambda parameters: make(parameters, lr=train.lr, **settings)
+    return functools.partial(make, lr=train.lr, **settings)
 
 
 def scheduler_of(train: Training, updates: int) -> Callable[[Optimizer], LRScheduler]:

@@ -53,6 +53,22 @@ def train(pipe: weft.Pipeline, *, steps: int) -> None:
 # Before anything is built
 
 
+def named_sgd_at(named_parameters: list[tuple[str, nn.Parameter]], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(named_parameters, lr=lr)
+
+
+class PlainSteps(torch.optim.Optimizer):
+    """Takes no names, whatever its argument is called."""
+
+    def __init__(self, named_parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__([parameter.detach() for parameter in named_parameters], {})
+
+
+def in_named_groups(named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [{"params": named_parameters}, {"params": []}]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
 def frozen() -> nn.Sequential:
     return layers().requires_grad_(False)
 
@@ -155,14 +171,48 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "no optimizer": ({"optimizer": lambda params: None}, r"optimizer is a function .*got NoneType"),
     "other parameters": (
         {"optimizer": lambda params: sgd(layers().parameters())},
-        r"exactly the parameters that it is given.*given: 4, held: 8\); build it from the function's argument",
+        r"exactly the parameters that it is given.*given: 4, held: 8, without 0\.weight\); build it from the",
     ),
     "too few parameters": (
         {"optimizer": lambda params: sgd(params[:1])},
-        r"exactly the parameters that it is given.*given: 4, held: 1\); build it from the function's argument",
+        r"exactly the parameters that it is given.*given: 4, held: 1, without 0\.bias\); build it from the function",
     ),
     "lbfgs": ({"optimizer": torch.optim.LBFGS}, r"LBFGS.*use another optimizer"),
     "an optimizer": ({"optimizer": sgd(layers().parameters())}, r"optimizer is a function.*such as lambda params"),
+    "an optimizer and a number": (
+        {"optimizer": (torch.optim.SGD, 0.1)},
+        r"or a class and its arguments, such as \(torch\.optim\.SGD, .*\(got tuple\)",
+    ),
+    "unknown arguments": (
+        {"optimizer": (torch.optim.SGD, {"rate": 0.1})},
+        r"optimizer is called with the parameters.*; SGD can't be: .*unexpected keyword argument 'rate'",
+    ),
+    "missing arguments": (
+        {"optimizer": named_sgd_at},
+        r"optimizer is called with the parameters.*; named_sgd_at can't be: missing a required argument: 'lr'",
+    ),
+    "pairs that are not taken": (
+        {"optimizer": (PlainSteps, {})},
+        r"is called named_parameters, and failed \(PlainSteps: AttributeError: 'tuple' object has no .*\)\."
+        r".*build groups of parameters, as in \[parameter for",
+    ),
+    "pairs and an empty group": (
+        {"optimizer": in_named_groups},
+        r"\(in_named_groups: ValueError: all optimizer param groups should be with/without names.*\[parameter for",
+    ),
+    "names without words": (
+        {"optimizer": weft.optimizers.muon(lr=0.1)},
+        r"this name says nothing \(0\.weight, shape \(4, 4\)\); name the layers.*or give hidden=",
+    ),
+    "vectors for muon": (
+        {"optimizer": weft.optimizers.muon(lr=0.1, hidden=lambda name, parameter: True)},
+        r"muon is for real matrices \(hidden= chose 0\.bias, of shape \(4,\).*; let hidden= return False for it",
+    ),
+    "rate of muon": ({"optimizer": weft.optimizers.muon(lr=-1)}, r"lr of muon is a number of at least 0 \(got -1\)"),
+    "momentum of muon": (
+        {"optimizer": weft.optimizers.muon(lr=1, momentum=1)},
+        r"momentum of muon is a number of at least 0 and below 1 \(got 1\)",
+    ),
     "no loss": ({"loss_fn": None}, r"loss_fn is a function"),
 }
 

@@ -76,6 +76,7 @@ def test_a_cure_surrounds_the_optimizer_and_scheduler_and_predictor_follow(monke
     live = [Parameter(torch.ones(2))]
     updater = Updater(
         live,
+        names=["weight"],
         optimizer=lambda params: Logged(params, lr=0.1),
         lr_scheduler=lambda optimizer: LoggedRate(optimizer, 1),
         predicts=PredictionOptions(extrapolation="decayed"),
@@ -95,7 +96,7 @@ def test_a_cure_surrounds_the_optimizer_and_scheduler_and_predictor_follow(monke
 
 
 def test_without_parameters_there_is_nothing_to_update() -> None:
-    updater = Updater([], optimizer=lambda params: torch.optim.SGD(params, lr=0.1), cure=Counting(), delay=1)
+    updater = Updater([], names=[], optimizer=lambda params: torch.optim.SGD(params, lr=0.1), cure=Counting())
     updater.step([])
     assert (updater.optimizer, updater.parts, updater.optimizer_bytes, updater.buffer_bytes) == (None, [], 0, 0)
 

@@ -17,7 +17,7 @@ from weft.errors import WeftError
 from weft.runtime.device import check_device
 from weft.runtime.engine import PRECISIONS, LossFunction
 from weft.runtime.initial import Weights
-from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker
+from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker, check_optimizer
 from weft.schedule import RecomputeChoice, Schedule, check_recompute, check_sizes
 from weft.text import did_you_mean
 
@@ -46,14 +46,6 @@ def _check_loss_fn(loss_fn: Any) -> None:
         raise WeftError(f"loss_fn is a function of output and target (got {loss_fn!r})")
     if isinstance(loss_fn, nn.Module) and any(parameter.requires_grad for parameter in loss_fn.parameters()):
         raise WeftError("a loss_fn has no parameters to train; make its trained part the model's last layer")
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if not callable(optimizer):
-        raise WeftError(
-            "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
-            f"lambda params: torch.optim.SGD(params, lr=0.1) (got {type(optimizer).__name__})"
-        )
 
 
 def _check_recompute(recompute: Any) -> None:
@@ -128,7 +120,7 @@ class Settings:
     """All arguments of `Pipeline` but the model; they are checked one by one, before anything is built."""
 
     loss_fn: LossFunction = _option(check=_check_loss_fn)
-    optimizer: OptimizerMaker = _option(check=_check_optimizer)
+    optimizer: OptimizerMaker = _option(check=check_optimizer)
     schedule: str | Schedule = _option("wpipe")
     microbatches: int | None = _option(None)
     stages: int | None = _option(None)

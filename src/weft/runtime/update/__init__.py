@@ -3,9 +3,10 @@
 What happens at an update is one protocol, `UpdatePart`, which all of these implement.
 """
 
-from weft.runtime.update import cures
+from weft.runtime.update import cures, optimizers
 from weft.runtime.update.cures.base import Cure, cure_for
-from weft.runtime.update.optimizer import OptimizerMaker, SchedulerMaker, options_of, tensor_bytes
+from weft.runtime.update.makers import OptimizerMaker, SchedulerMaker, check_optimizer, takes_names
+from weft.runtime.update.optimizer import options_of, tensor_bytes
 from weft.runtime.update.part import PartState, UpdatePart
 from weft.runtime.update.predictions import Predictions
 from weft.runtime.update.predictor import PredictionOptions, check_rule
@@ -21,10 +22,13 @@ __all__ = [
     "SchedulerMaker",
     "UpdatePart",
     "Updater",
+    "check_optimizer",
     "check_rule",
     "cure_for",
     "cures",
     "linear_rule",
+    "optimizers",
     "options_of",
+    "takes_names",
     "tensor_bytes",
 ]

@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from weft.errors import WeftError
 from weft.runtime.update.part import PartState, UpdatePart
 from weft.runtime.update.shadow import shadow_optimizer
-
-OptimizerMaker: TypeAlias = Callable[[list[Parameter]], Optimizer]
-SchedulerMaker: TypeAlias = Callable[[Optimizer], LRScheduler]
-
-
-def make_optimizer(make: OptimizerMaker, live: list[Parameter]) -> Optimizer:
-    """The optimizer of a user's function, checked."""
-    optimizer = make(live)
-    if not isinstance(optimizer, Optimizer):
-        raise WeftError(
-            "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
-            f"lambda params: torch.optim.SGD(params, lr=0.1) (got {type(optimizer).__name__} from it)"
-        )
-    if isinstance(optimizer, LBFGS):
-        raise WeftError("LBFGS computes the loss again in its step, which a pipeline can't; use another optimizer")
-    given = {id(parameter) for parameter in live}
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if held != given:
-        raise WeftError(
-            "the optimizer must hold exactly the parameters that it is given, for each chunk "
-            f"(given: {len(given)}, held: {len(held)}); build it from the function's argument"
-        )
-    return optimizer
-
-
-def make_scheduler(make: SchedulerMaker, optimizer: Optimizer) -> LRScheduler:
-    """The learning-rate scheduler of a user's function, checked."""
-    scheduler = make(optimizer)
-    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
-        raise WeftError(
-            "lr_scheduler is a function from an optimizer to a scheduler that steps once per update, without a metric "
-            f"(got {type(scheduler).__name__} from it); use one such as torch.optim.lr_scheduler.LambdaLR"
-        )
-    return scheduler
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:

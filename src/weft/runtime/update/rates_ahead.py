@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.runtime.update.host_numbers import on_device
-from weft.runtime.update.optimizer import SchedulerMaker
+from weft.runtime.update.makers import SchedulerMaker
 from weft.runtime.update.shadow import shadow_optimizer
 
 Groups: TypeAlias = "list[dict[str, Any]]"  # the options of every parameter group, in one update

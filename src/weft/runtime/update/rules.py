@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
@@ -173,34 +172,3 @@ def rmsprop(parameter: UpdatedParameter) -> Tensor | OverRoot:
     if group["centered"]:
         squares = squares.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
     return OverRoot(_with_decay(parameter), squares, eps=group["eps"])
-
-
-def _muon(parameter: UpdatedParameter) -> Tensor:
-    """The orthogonal matrix nearest to the momentum, scaled as Muon does by the shape of the matrix."""
-    group, buffer = parameter.group, parameter.state["momentum_buffer"]
-    momentum = buffer
-    if group["nesterov"]:
-        assert parameter.gradient is not None
-        momentum = parameter.gradient.lerp(buffer, group["momentum"])
-    rows, columns = buffer.shape
-    scale = math.sqrt(max(1, rows / columns))
-    if group["adjust_lr_fn"] == "match_rms_adamw":
-        scale = 0.2 * math.sqrt(max(rows, columns))
-    return _orthogonal(momentum, group).to(buffer.dtype).mul_(scale)
-
-
-def _orthogonal(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Newton-Schulz iterations, in bfloat16 like Muon's."""
-    a, b, c = group["ns_coefficients"]
-    result = matrix.bfloat16()
-    tall = result.size(0) > result.size(1)
-    result = result.T if tall else result
-    result = result / result.norm().clamp(min=group["eps"])
-    for _ in range(group["ns_steps"]):
-        gram = result @ result.T
-        result = torch.addmm(result, torch.addmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
-    return result.T if tall else result
-
-
-if hasattr(torch.optim, "Muon"):
-    linear_rule(torch.optim.Muon, gradient=lambda group: bool(group["nesterov"]))(_muon)

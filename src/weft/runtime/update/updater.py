@@ -11,14 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.runtime.update.cures.base import Cure
-from weft.runtime.update.optimizer import (
-    OptimizerMaker,
-    OptimizerPart,
-    SchedulerMaker,
-    SchedulerPart,
-    make_optimizer,
-    make_scheduler,
-)
+from weft.runtime.update.makers import OptimizerMaker, SchedulerMaker, make_optimizer, make_scheduler
+from weft.runtime.update.optimizer import OptimizerPart, SchedulerPart
 from weft.runtime.update.part import UpdatePart
 from weft.runtime.update.predictor import PredictionOptions, Predictor
 from weft.runtime.update.rates_ahead import RatesAhead
@@ -35,6 +29,7 @@ class Updater:
         self,
         live: list[Parameter],
         *,
+        names: Sequence[str],
         optimizer: OptimizerMaker,
         lr_scheduler: SchedulerMaker | None = None,
         predicts: PredictionOptions | None = None,
@@ -46,7 +41,7 @@ class Updater:
         self.parts: list[UpdatePart] = []
         if not live:
             return
-        self.optimizer = make_optimizer(optimizer, live)
+        self.optimizer = make_optimizer(optimizer, names, live)
         self.parts.append(OptimizerPart(self.optimizer, live))
         if lr_scheduler is not None:
             self.lr_scheduler = make_scheduler(lr_scheduler, self.optimizer)

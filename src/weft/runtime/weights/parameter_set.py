@@ -57,7 +57,13 @@ class ParameterSet:
         for parameter in live:
             parameter.grad = None  # of any earlier use of the model
         self.updater = Updater(
-            live, optimizer=optimizer, lr_scheduler=lr_scheduler, predicts=predicts, cure=cure, delay=delay
+            live,
+            names=self.names,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            predicts=predicts,
+            cure=cure,
+            delay=delay,
         )
         self.versions: Versions = (
             SharedVersions(live, stashes=stashes) if dtypes is None else RoundedVersions(live, dtypes=dtypes)

@@ -1,0 +1,111 @@
+"""Makes the optimizer and the learning-rate scheduler of some parameters, from what a user gives.
+
+An optimizer is made by a function of parameters; by one of *named* parameters, if its first argument is called
+`named_parameters`; or from a class and its arguments, `(torch.optim.AdamW, {"lr": 3e-4})`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch.nn import Parameter
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from weft.errors import WeftError, one_line
+
+# A function of parameters or of named parameters, or a class and its arguments.
+OptimizerMaker: TypeAlias = "Callable[[list[Any]], Optimizer] | tuple[Callable[..., Optimizer], Mapping[str, Any]]"
+SchedulerMaker: TypeAlias = Callable[[Optimizer], LRScheduler]
+
+
+def check_optimizer(make: Any) -> None:
+    """Refuse what is not an `OptimizerMaker`, before anything is built."""
+    function, arguments = make if isinstance(make, tuple) and len(make) == 2 else (make, {})
+    if not callable(function) or not isinstance(arguments, Mapping):
+        raise WeftError(
+            "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
+            "lambda params: torch.optim.SGD(params, lr=0.1), or a class and its arguments, such as "
+            f'(torch.optim.SGD, {{"lr": 0.1}}) (got {type(make).__name__})'
+        )
+    signature = _signature(function)
+    try:
+        if signature is not None:
+            signature.bind([], **arguments)
+    except TypeError as problem:
+        raise WeftError(
+            "optimizer is called with the parameters, and with its arguments if they are given, as in "
+            f'(torch.optim.SGD, {{"lr": 0.1}}); {_name_of(function)} can\'t be: {problem}'
+        ) from problem
+
+
+def takes_names(function: Callable[..., Any]) -> bool:
+    """Whether a function is one of named parameters: its first argument is called so."""
+    signature = _signature(function)
+    return signature is not None and next(iter(signature.parameters), None) == "named_parameters"
+
+
+def make_optimizer(make: OptimizerMaker, names: Sequence[str], live: list[Parameter]) -> Optimizer:
+    """The optimizer of a user's function, checked; `names` are those of the model's state_dict."""
+    function, arguments = make if isinstance(make, tuple) else (make, {})
+    named = dict(zip(names, live, strict=True))
+    optimizer = _call_with_names(function, named, arguments) if takes_names(function) else function(live, **arguments)
+    if not isinstance(optimizer, Optimizer):
+        raise WeftError(
+            "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
+            f"lambda params: torch.optim.SGD(params, lr=0.1) (got {type(optimizer).__name__} from it)"
+        )
+    if isinstance(optimizer, LBFGS):
+        raise WeftError("LBFGS computes the loss again in its step, which a pipeline can't; use another optimizer")
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if held != {id(parameter) for parameter in live}:
+        missing = [name for name, parameter in named.items() if id(parameter) not in held]
+        raise WeftError(
+            "the optimizer must hold exactly the parameters that it is given, for each chunk "
+            f"(given: {len(live)}, held: {len(held)}{f', without {missing[0]}' if missing else ''}); "
+            "build it from the function's argument"
+        )
+    return optimizer
+
+
+def make_scheduler(make: SchedulerMaker, optimizer: Optimizer) -> LRScheduler:
+    """The learning-rate scheduler of a user's function, checked."""
+    scheduler = make(optimizer)
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        raise WeftError(
+            "lr_scheduler is a function from an optimizer to a scheduler that steps once per update, without a metric "
+            f"(got {type(scheduler).__name__} from it); use one such as torch.optim.lr_scheduler.LambdaLR"
+        )
+    return scheduler
+
+
+def _call_with_names(
+    function: Callable[..., Optimizer], named: Mapping[str, Parameter], arguments: Mapping[str, Any]
+) -> Optimizer:
+    try:
+        return function(list(named.items()), **arguments)
+    except WeftError:
+        raise
+    except (TypeError, ValueError, AttributeError) as problem:
+        raise WeftError(
+            "optimizer is given pairs of a name and a parameter, because its argument is called named_parameters, and "
+            f"failed ({_name_of(function)}: {one_line(problem)}). torch's optimizers refuse pairs if a group is empty, "
+            "others take none: build groups of parameters, as in [parameter for name, parameter in named_parameters]"
+        ) from problem
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """None: it is written in C and tells nothing."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__name__)
