@@ -36,6 +36,7 @@ class MuonByHand(torch.optim.Optimizer):
         momentum: float = 0.95,
         nesterov: bool = True,
         betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
         weight_decay: float = 0.1,
         scale: float = 0.2,
     ) -> None:
@@ -46,7 +47,7 @@ class MuonByHand(torch.optim.Optimizer):
         ]
         super().__init__(groups, {"lr": lr})
         self.betas, self.decay, self.momentum = betas, weight_decay, momentum
-        self.nesterov, self.scale = nesterov, scale
+        self.nesterov, self.eps, self.scale = nesterov, eps, scale
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -69,7 +70,7 @@ class MuonByHand(torch.optim.Optimizer):
         (beta1, beta2), count = self.betas, len(gradients)
         mean = weighted(gradients, beta1) / (1 - beta1**count)
         square = weighted([gradient**2 for gradient in gradients], beta2) / (1 - beta2**count)
-        return mean / (square.sqrt() + 1e-8)
+        return mean / (square.sqrt() + self.eps)
 
 
 def weighted(values: list[Tensor], beta: float) -> Tensor:

@@ -5,16 +5,18 @@ after `t - delay(k, j)` updates, forward and backward, and the sum of its gradie
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Hashable, Iterable
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 Delay = Callable[[int, int], int]  # chunk k, micro-batch j -> how many updates its weights are behind
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]  # of parameters, or of pairs with their names
 Grouping = Callable[[tuple[int, ...]], Hashable]  # the chunks that hold a parameter -> the group that skips with it
 
 
@@ -89,6 +91,14 @@ def is_finite(grads: Iterable[Tensor | None]) -> bool:
     return all(bool(torch.isfinite(grad).all()) for grad in grads if grad is not None)
 
 
+def make_optimizer(make: MakeOptimizer, model: nn.Module, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer of some parameters of a model, with their names if it asks for them."""
+    if "named_parameters" not in inspect.signature(make).parameters:
+        return make(list(params))
+    names = {param: name for name, param in model.named_parameters()}
+    return make([(names[param], param) for param in params])
+
+
 class Rounding:
     """Low-precision compute: weights and inputs rounded once to a dtype, losses in fp32; None rounds nothing.
 
@@ -154,7 +164,9 @@ class Oracle:
         self.groups: dict[Hashable, list[nn.Parameter]] = {}
         for param, chunks in self.holders.items():
             self.groups.setdefault(groups(tuple(chunks)), []).append(param)
-        self.optimizers = {group: optimizer(params) for group, params in self.groups.items()}
+        self.optimizers = {
+            group: make_optimizer(optimizer, self.model, params) for group, params in self.groups.items()
+        }
         self.schedulers = [lr_scheduler(made) if lr_scheduler else None for made in self.optimizers.values()]
         self.flush()
 

@@ -12,10 +12,9 @@ import torch.distributed as dist
 from tests.helpers import models
 from tests.helpers.devices import tolerance
 from tests.helpers.models import MODELS, WIDTH, Run, batches, build, check_losses, differences, distance
-from tests.helpers.oracle import Rounding, skipped_together
+from tests.helpers.oracle import MakeOptimizer, Rounding, skipped_together
 from tests.helpers.prediction_oracle import (
     Law,
-    MakeOptimizer,
     MakeScheduler,
     PredictionOracle,
     Reads,
@@ -53,6 +52,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.005),
     "adamax": lambda params: torch.optim.Adamax(params, lr=0.01),
     "muon": lambda params: torch.optim.Muon(params, lr=0.02),
+    "hidden-matrices": weft.optimizers.muon(0.02, hidden=models.is_hidden),
 }
 FLAVOURS: dict[str, MakeOptimizer] = {
     "sgd-decay": lambda params: SGD(params, lr=0.1, weight_decay=0.05),

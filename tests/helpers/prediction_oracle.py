@@ -14,10 +14,10 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from tests.helpers.oracle import Grouping, Rounding, delays, is_finite
+from tests.helpers import muon_by_hand
+from tests.helpers.oracle import Grouping, MakeOptimizer, Rounding, delays, is_finite, make_optimizer
 from torch import Tensor, nn
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -80,7 +80,9 @@ def direction(
     elif kind == "SGD" or (kind == "RMSprop" and buffer is not None):
         assert buffer is not None
         result = buffer
-    elif kind in ("Adam", "AdamW", "NAdam"):
+    elif kind == "MuonAdamW" and buffer is not None:
+        result = 0.2 * math.sqrt(max(buffer.shape)) * muon_by_hand.orthogonal(buffer)
+    elif kind in ("Adam", "AdamW", "NAdam", "MuonAdamW"):
         squares = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
         result = mean / (squares.sqrt() / math.sqrt(second) + group["eps"]) / first
     elif kind == "RAdam":
@@ -140,9 +142,10 @@ class PredictionOracle:
             self.groups.setdefault(groups(tuple(chunks)), []).append(param)
         self.skips, self.rounding = skips, rounding or Rounding(None)
         self.printed, self.decayed, self.clip_norm = printed, decayed, math.inf if clip_norm is None else clip_norm
-        self.optimizer = optimizer(self.holders)
+        self.optimizer = make_optimizer(optimizer, self.model, self.holders)
         self.order = _weights(self.optimizer)
-        shadow = optimizer([nn.Parameter(param.detach().clone()) for param in self.holders])
+        copied = copy.deepcopy(self.model)
+        shadow = make_optimizer(optimizer, copied, copied.parameters())
         self.shadow = shadow, lr_scheduler(shadow) if lr_scheduler else None  # runs ahead, to know coming rates
         self.options = [_options(shadow)]  # of each update, those of all groups
         self.scheduler = lr_scheduler(self.optimizer) if lr_scheduler else None
