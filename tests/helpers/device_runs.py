@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tests.helpers.models import BALANCE, SCHEDULERS, WIDTH, Attention
+from tests.helpers.models import BALANCE, SCHEDULERS, WIDTH, Attention, is_hidden
 from tests.helpers.oracle import MakeOptimizer
 from tests.helpers.schedules import FRESH, OTHER_BACKWARD, PREDICTING, schedule_for
 from torch import Tensor, nn
@@ -76,6 +76,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
     "adamw-foreach": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1, foreach=True),
     "adamw-fused": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1, fused=True),
+    "muon": weft.optimizers.muon(0.02, hidden=is_hidden),
 }
 TREATMENTS: dict[str, dict[str, Any]] = {
     "none": {},

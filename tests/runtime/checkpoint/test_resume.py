@@ -120,6 +120,7 @@ MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = OPTIMIZERS | {
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.05),
     "wide": Wide,
     "tensor": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.01)),
+    "named": lambda named_parameters: torch.optim.AdamW(named_parameters, lr=0.01),  # its groups keep the names
 }
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "": lambda optimizer: None,
@@ -177,6 +178,12 @@ CASES = [
     Case(schedule="2bw", optimizer="in two", lr_scheduler="cosine"),
     Case(schedule="2bw", optimizer="tensor", lr_scheduler="lambda"),
     *(Case(schedule="wpipe", optimizer=name) for name in ("foreach", "fused", "nadamw", "wide")),
+    Case(schedule="2bw", optimizer="named", lr_scheduler="cosine", options={"predict": DECAYED}),
+    Case(schedule="wpipe", stages=4, model="transformer", optimizer="muon", lr_scheduler="cosine"),
+    Case(schedule="1f1b", optimizer="muon", options=BF16 | {"replicas": 2, "microbatches": 2}),
+    Case(schedule="wpipe", optimizer="muon", lr_scheduler="cycle", options={"predict": EXACT}),
+    Case(schedule="xpipe", stages=4, optimizer="muon", options={"predict": DECAYED}),
+    Case(schedule="2bw", optimizer="muon", options={"cure": weft.cures.GapAware(decay=0.9)}),
     Case(schedule="pipedream", stages=4, bad=(1, 4), options=MARE | {"nan": "skip"}),
     Case(schedule="2bw", lr_scheduler="cosine", options={"cure": weft.cures.GapAware(decay=0.9)}),
     Case(schedule="xpipe", optimizer="sgd", options={"cure": weft.cures.GapAware(decay=0.9)}),
@@ -310,12 +317,18 @@ def test_loading_replaces_all_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "optimizer"),
-    [("dropping", "adamw"), ("transformer", "in two"), ("transformer", "momentum"), ("odd", "sgd")],
+    [
+        ("dropping", "adamw"),
+        ("transformer", "in two"),
+        ("transformer", "momentum"),
+        ("transformer", "muon"),
+        ("odd", "sgd"),
+    ],
 )
 def test_another_schedule_resumes_a_run(model: str, optimizer: str, tmp_path: Path) -> None:
     """From 4 stages of wpipe to 2 of 1f1b: the same weights and optimizer state by name, and training continues as in a
     1f1b pipeline whose weights and state are set by hand."""
-    scheduled = "cosine" if optimizer == "in two" else ""
+    scheduled = "cosine" if optimizer in ("in two", "muon") else ""
     source = Case(schedule="wpipe", stages=4, model=model, optimizer=optimizer, lr_scheduler=scheduled)
     target = replace(source, schedule="1f1b", stages=2)
     data = source.batches()
@@ -531,6 +544,7 @@ FORGOTTEN: dict[str, tuple[Case, Any, str]] = {
         "load",
     ),
     "optimizer": (Case(schedule="1f1b"), torch.optim.AdamW, "load_state_dict"),
+    "muon": (Case(schedule="1f1b", optimizer="muon"), weft.optimizers.MuonAdamW, "load_state_dict"),
     "scheduler": (Case(schedule="1f1b", lr_scheduler="lambda"), schedulers.LambdaLR, "load_state_dict"),
     "statistics": (
         Case(schedule="1f1b", model="conv", options={"replicas": 2, "microbatches": 2}),

@@ -149,7 +149,7 @@ def test_decayed(optimizer: str) -> None:
         assert apart(expected(case), expected(replace(case, extrapolation="linear"))) > 1e-5
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "hidden-matrices"])
 def test_printed_bias_and_decayed_with_tied_weights(optimizer: str) -> None:
     case = Case(method="xpipe", stages=4, microbatches=2, model="transformer", optimizer=optimizer)
     check(replace(case, bias="printed"))
