@@ -17,7 +17,6 @@ from weft.train import job as job_module
 from weft.train.config import load, option, to_toml
 from weft.train.data import DATA
 from weft.train.job import (
-    OPTIMIZERS,
     Job,
     ScheduleChoice,
     job_of,
@@ -27,7 +26,6 @@ from weft.train.job import (
     schedule_of,
 )
 from weft.train.models import MODELS
-from weft.train.optimizers import CLASSES
 
 
 def test_the_default_job_is_complete() -> None:
@@ -230,7 +228,3 @@ def test_torchrun_decides_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(WeftError, match=r"schedule.ranks: 4, WORLD_SIZE: 6"):
         ranks_of(load(Job, None, ["schedule.ranks=4"]))
     assert ranks_of(load(Job, None, ["schedule.ranks=8", "schedule.virtual=true"])) == 8
-
-
-def test_every_optimizer_has_a_class() -> None:
-    assert set(CLASSES) == set(OPTIMIZERS)

@@ -110,7 +110,7 @@ def without_bias() -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(layer, nn.Tanh(), nn.Dropout(CHANCE)) for layer in layers))
 
 
-FAST = ["momentum", "adamw", "fused-adamw", "nadam", "muon"]  # the others are slow
+FAST = ["momentum", "adamw", "fused-adamw", "nadam", "muon", "hidden-matrices"]  # the others are slow
 EVERY: dict[str, Callable[..., torch.optim.Optimizer]] = LINEAR | {"nadamw": weft.cures.NAdamW}
 
 
