@@ -41,8 +41,8 @@ def orthogonal(
 def iteration_dtype(matrix: Tensor) -> torch.dtype:
     """bfloat16 on devices that have it. On CPUs and elsewhere the dtype of the matrix, but at least float32.
 
-    Many CPUs compute bfloat16 products without support, 20 to 28 times slower than float32; and so results do not
-    depend on the kind of CPU.
+    CPUs without support for bfloat16 take up to 28 times as long for it as for float32. Those with support use float32,
+    too, so that all of them compute the same.
     """
     if not matrix.is_cpu and _has_bfloat16(matrix.device):
         return torch.bfloat16
