@@ -85,6 +85,7 @@ TREATMENTS: dict[str, dict[str, Any]] = {
     "printed": {"predict": {"bias": "printed"}},
     "pipemare": {"cure": weft.cures.PipeMare(anneal=4)},
     "gapaware": {"cure": weft.cures.GapAware()},
+    "optimistic": {"cure": weft.cures.Optimistic()},
 }
 
 
@@ -137,7 +138,7 @@ class Case:
             return self.method in (*PREDICTING, "2bw", "wpipe", FRESH, "weave")
         if self.treatment == "pipemare":
             return self.method == "pipedream" and self.stages == 4
-        return self.treatment == "none" or METHODS[self.method.removesuffix("-fresh")].asynchronous
+        return self.treatment in ("none", "optimistic") or METHODS[self.method.removesuffix("-fresh")].asynchronous
 
     def __str__(self) -> str:
         words = [self.method, f"p{self.stages}", self.model, self.optimizer]

@@ -175,6 +175,14 @@ def test_a_schedule_that_does_not_suit_the_job_is_refused_before_the_first_run(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_options_of_a_schedule_are_left_out_for_others(tmp_path: Path) -> None:
+    sets = tiny(log__folder=str(tmp_path), schedule__fresh=True, schedule__predict="exact")
+    assert main(["compare", *sets, "--schedules", "1f1b,wpipe,xpipe"]) == 0
+    jobs = {name: job_of(str(tmp_path / "tiny" / f"{name}-seed0" / "job.toml")) for name in ("1f1b", "wpipe", "xpipe")}
+    kept = {name: (job.schedule.fresh, job.schedule.predict) for name, job in jobs.items()}
+    assert kept == {"1f1b": (False, ""), "wpipe": (True, "exact"), "xpipe": (False, "exact")}
+
+
 def test_a_model_is_exported(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = compared / "wpipe-seed0"
     assert main(["export", str(run), "--json"]) == 0

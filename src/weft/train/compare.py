@@ -18,10 +18,11 @@ from weft.draw.report import report
 from weft.errors import RunError, WeftError
 from weft.metrics import higher_is_better
 from weft.output import json_safe, write_text
+from weft.schedule import METHODS
 from weft.simulate import CATEGORIES
 from weft.text import format_bytes, format_clock, format_figure
 from weft.train.config import to_toml
-from weft.train.job import Job, check
+from weft.train.job import SCHEDULE_OPTIONS, Job, ScheduleChoice, check
 from weft.train.reporting import bubble, reference, run_of
 from weft.train.run import Folder, read_metrics, slug
 from weft.train.start import CHOICE, Request, exists_already, owned_folder
@@ -97,7 +98,13 @@ def _run_all(
 
 
 def _member(job: Job, schedule: str, seed: int) -> Job:
-    return replace(job, schedule=replace(job.schedule, name=schedule), train=replace(job.train, seed=seed))
+    """The job under a schedule; options of other schedules are left out."""
+    left_out = {}
+    if (method := METHODS.get(schedule)) is not None:
+        own = {"predict" if name == "versions" else name for name in method.options}
+        left_out = {name: getattr(ScheduleChoice(), name) for name in SCHEDULE_OPTIONS if name not in own}
+    choice = replace(job.schedule, name=schedule, **left_out)
+    return replace(job, schedule=choice, train=replace(job.train, seed=seed))
 
 
 def _seeds(job: Job, count: int) -> range:

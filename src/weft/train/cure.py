@@ -11,12 +11,14 @@ from weft.train.job import Job, schedule_of
 
 
 def cure_of(job: Job) -> Cure | None:
+    choice = job.schedule
     makers: dict[str, Callable[[], Cure | None]] = {
         "none": lambda: None,
-        "pipemare": lambda: cures.PipeMare(anneal=job.schedule.anneal),
+        "optimistic": lambda: cures.Optimistic(c=choice.c or "stale", chunks=choice.cured),  # type: ignore[arg-type]
+        "pipemare": lambda: cures.PipeMare(anneal=choice.anneal),
         "gapaware": cures.GapAware,
     }
-    return makers[job.schedule.cure]()
+    return makers[choice.cure]()
 
 
 def check_cure(job: Job) -> None:

@@ -34,6 +34,7 @@ from weft.train.trust import check_trust
 FORMAT = 3  # of jobs; 2 had no schedule.fresh; 1 had no key for its format, and its bf16 was autocast
 KEYS_OF_FORMAT_1 = {"name", "model", "data", "schedule", "train", "evaluate", "checkpoint", "log"}
 MOST_RANKS = 4  # by default
+SCHEDULE_OPTIONS = ("chunks", "warmup", "vertical_sync", "fresh", "slack", "split", "predict")  # of single methods
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax", "muon")
 
 
@@ -61,7 +62,9 @@ class ScheduleChoice:
     )
     bias: str = option("adam", "bias correction of predicted Adam steps", allowed=("adam", "printed"))
     extrapolation: str = option("linear", "how weights are predicted", allowed=("linear", "decayed"))
-    cure: str = option("none", "cure for stale weights", allowed=("none", "pipemare", "gapaware"))
+    cure: str = option("none", "cure for stale weights", allowed=("none", "optimistic", "pipemare", "gapaware"))
+    c: float = option(1.0, "optimistic: weight of what is new in an update; 0: the mean delay of the chunk", least=0)
+    cured: str = option("all", "optimistic: all chunks, or late ones: those with a delay", allowed=("all", "late"))
     anneal: int = option(1000, "pipemare: updates until all chunks have the full learning rate", least=1)
     recompute: bool | str | list[Any] = option(
         False,
@@ -291,13 +294,8 @@ def schedule_of(job: Job) -> Schedule:
     choice = job.schedule
     stages = ranks_of(job) // choice.replicas
     sizes = {"stages": stages, "microbatches": choice.microbatches or 2 * stages}
-    options: dict[str, Any] = {
-        key: getattr(choice, key) for key in ("chunks", "warmup", "vertical_sync", "fresh") if getattr(choice, key)
-    }
-    default = ScheduleChoice()
-    options |= {
-        key: getattr(choice, key) for key in ("slack", "split") if getattr(choice, key) != getattr(default, key)
-    }
+    given = {key: getattr(choice, key) for key in SCHEDULE_OPTIONS if key != "predict"}
+    options: dict[str, Any] = {key: value for key, value in given.items() if value != getattr(ScheduleChoice(), key)}
     if choice.name.endswith(".csv"):
         schedule = load_csv(choice.name)
         if (schedule.stages, choice.microbatches or schedule.microbatches) != (stages, schedule.microbatches):

@@ -29,6 +29,7 @@ from weft.runtime.checkpoint import files
 from weft.runtime.pipeline import Pipeline
 from weft.runtime.update import PartState, UpdatePart
 from weft.runtime.update.cures.gapaware import _GapDamping
+from weft.runtime.update.cures.optimistic import _OptimisticSteps
 from weft.runtime.update.cures.pipemare import _RateScaling
 from weft.runtime.update.predictor import Predictor
 from weft.runtime.update.rates_ahead import RatesAhead
@@ -184,9 +185,12 @@ CASES = [
     Case(schedule="wpipe", optimizer="muon", lr_scheduler="cycle", options={"predict": EXACT}),
     Case(schedule="xpipe", stages=4, optimizer="muon", options={"predict": DECAYED}),
     Case(schedule="2bw", optimizer="muon", options={"cure": weft.cures.GapAware(decay=0.9)}),
+    Case(schedule="wpipe", model="transformer", optimizer="muon", options={"cure": weft.cures.Optimistic()}),
     Case(schedule="pipedream", stages=4, bad=(1, 4), options=MARE | {"nan": "skip"}),
     Case(schedule="2bw", lr_scheduler="cosine", options={"cure": weft.cures.GapAware(decay=0.9)}),
     Case(schedule="xpipe", optimizer="sgd", options={"cure": weft.cures.GapAware(decay=0.9)}),
+    Case(schedule="1f1b", lr_scheduler="cosine", options={"cure": weft.cures.Optimistic()}),
+    Case(schedule=FRESH, bad=(1, 4), options=FOUR | {"cure": weft.cures.Optimistic(), "nan": "skip"}),
     *(Case(schedule=name, model="conv", options={"replicas": 2, "microbatches": 2}) for name in ("1f1b", "wpipe")),
     *(Case(schedule=name, model="transformer", options={"clip_norm": 0.1}) for name in ("1f1b", "2bw", "wpipe")),
     Case(schedule="xpipe", model="transformer", stages=4, options={"replicas": 2, "microbatches": 2}),
@@ -538,6 +542,7 @@ FORGOTTEN: dict[str, tuple[Case, Any, str]] = {
     "moved": (Case(schedule="xpipe", stages=4, optimizer="momentum"), Predictor, "load"),
     "ahead": (Case(schedule="xpipe", stages=4, lr_scheduler="cycle", options=ONE), RatesAhead, "load"),
     "gaps": (Case(schedule="2bw", options={"cure": weft.cures.GapAware(decay=0.9)}), _GapDamping, "load"),
+    "changes": (Case(schedule="2bw", options={"cure": weft.cures.Optimistic()}), _OptimisticSteps, "load"),
     "rates": (
         Case(schedule="pipedream", stages=4, options=MARE),
         _RateScaling,

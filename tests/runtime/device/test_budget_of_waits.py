@@ -43,6 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # by the first cell of a row
     '`predict={"versions": "exact"}`': {"treatment": "exact"},
     '`predict={"extrapolation": "decayed"}`': {"treatment": "decayed"},
     "`cure=GapAware()`": {"treatment": "gapaware"},
+    "`cure=Optimistic()`": {"treatment": "optimistic"},
     "`cure=PipeMare(…)`": {"treatment": "pipemare", "stages": 4},
     '`nan="skip"`': {"nan": "skip"},
     '`nan="skip"`, `clip_norm`': {"nan": "skip", "clip_norm": 0.1},

@@ -70,11 +70,12 @@ def per_call(owner: Any, name: str, layers: int, schedule: str, **options: Any) 
         (ParameterSet, "update", "2bw", {}),  # copies a version
         (ParameterSet, "update", "1f1b", {}),
         (ParameterSet, "update", "2bw", {"cure": weft.cures.GapAware()}),
+        (ParameterSet, "update", "2bw", {"cure": weft.cures.Optimistic()}),
         (Staleness, "sample", "2bw", {"telemetry": 1}),
         (Staleness, "measure", "2bw", {"telemetry": 1}),
         (Predictions, "make", "xpipe", {"predict": {"extrapolation": "decayed"}}),
     ],
-    ids=["version", "update", "cure", "sample", "distance", "decayed prediction"],
+    ids=["version", "update", "gap-aware", "optimistic", "sample", "distance", "decayed prediction"],
 )
 @in_process
 def test_parts_of_an_update(owner: Any, name: str, schedule: str, options: dict[str, Any]) -> None:

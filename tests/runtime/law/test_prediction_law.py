@@ -186,7 +186,8 @@ def test_the_rates_are_those_of_the_updates_predicted(case: Case) -> None:
 
 def test_the_direction_is_that_of_the_last_update() -> None:
     """The direction is one more step of torch, at a rate of 1 from weights of 0. (Not NAdam: by the law it has the
-    direction of Adam. Not hidden matrices, which follow the mean gradient. Not with a decay that is added to the gradient: the weights have changed by then.)"""
+    direction of Adam. Not hidden matrices, which follow the mean gradient. Not with a decay that is added to the
+    gradient: the weights have changed by then.)"""
     names = [name for name in LINEAR if "decay" not in name and "groups" not in name]
     for name in [name for name in names if name not in ("nadam", "hidden-matrices", "maximize-sgd", "fused-sgd")]:
         weight = nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(3)))

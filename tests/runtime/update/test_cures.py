@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -17,12 +18,14 @@ from tests.helpers.devices import not_on_pretend
 from tests.helpers.models import BALANCE, OPTIMIZERS, SCHEDULERS, Run, batches, build, distance, loss_fn
 from tests.helpers.oracle import Delay, Oracle, Rounding, delays
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 import weft
 from weft.runtime.comm import Collectives
 from weft.runtime.update.rules import RULES, UpdatedParameter
 
 MARE, GAPS = weft.cures.PipeMare(anneal=8), weft.cures.GapAware(decay=0.9)
+HOPE = weft.cures.Optimistic()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +163,22 @@ class WithGapAware(Cured):
             self.squares[i] = self.cure.decay * self.squares[i] + (1 - self.cure.decay) * step**2
 
 
+class WithOptimistic(Cured):
+    last: list[Tensor]
+
+    def before(self) -> None:
+        self.met = [parameter.detach().clone() for parameter in self.holders]
+
+    def after(self) -> None:
+        changes = [parameter.detach() - met for parameter, met in zip(self.holders, self.met, strict=True)]
+        for i, ((parameter, chunks), change) in enumerate(zip(self.holders.items(), changes, strict=True)):
+            late = [max(self.delay(k, j) for k in chunks) for j in range(self.microbatches)]
+            c = sum(late) / len(late) if self.cure.c == "stale" else self.cure.c
+            if self.updates and (any(late) or self.cure.chunks == "all"):
+                parameter.data.add_(change - self.last[i], alpha=c)
+        self.last = changes
+
+
 LATE = [  # some chunk reads more than one update late
     Case(method="pipedream", stages=4, microbatches=1),
     Case(method="pipedream", stages=4, microbatches=2),  # fractions: 1.5, 1, 1/2, 0
@@ -194,6 +213,66 @@ def test_gap_aware(case: Case) -> None:
     check(case, WithGapAware, GAPS, replace(GAPS, decay=0.0))
 
 
+SYNCHRONOUS = Case(method="1f1b", stages=2, microbatches=4)
+PARTLY = Case(method="pipedream", stages=4, microbatches=8)  # shares of late micro-batches: 3/8, 1/4, 1/8, 0
+
+
+@pytest.mark.parametrize("case", [*ANY, SYNCHRONOUS, *variants(ANY[4]), *variants(SYNCHRONOUS)], ids=str)
+def test_optimistic(case: Case) -> None:
+    check(case, WithOptimistic, HOPE, replace(HOPE, c=0.5))
+
+
+@pytest.mark.parametrize("cure", [replace(HOPE, c="stale"), replace(HOPE, chunks="late", c=0.5)], ids=str)
+@pytest.mark.parametrize("case", [ANY[4], PARTLY, replace(PARTLY, model="transformer", optimizer="adamw")], ids=str)
+def test_optimistic_where_late(case: Case, cure: Any) -> None:
+    check(case, WithOptimistic, cure, HOPE)
+
+
+def test_optimistic_by_hand() -> None:
+    """Steps of 1, 1/2, 1/2 and 1/4 with c = 2: 1, then 1/2 + 2 (1/2 - 1), then 1/2, then 1/4 + 2 (1/4 - 1/2)."""
+    pipe = weft.Pipeline(
+        nn.Sequential(nn.Linear(1, 1, bias=False)),
+        loss_fn=nn.functional.mse_loss,
+        optimizer=lambda params: Unit(params, {"lr": 1.0}),
+        lr_scheduler=lambda optimizer: LambdaLR(optimizer, [1.0, 0.5, 0.5, 0.25, 0.0].__getitem__),
+        schedule=weft.schedule("1f1b", stages=1, microbatches=1),
+        cure=weft.cures.Optimistic(c=2),
+    )
+    weights = []
+    for _ in range(4):
+        pipe.step(torch.ones(1, 1), torch.ones(1, 1))
+        weights.append(next(iter(pipe.state_dict().values())).item())
+    steps = [before - after for before, after in pairwise(weights)]
+    assert steps == pytest.approx([0.5 - 1, 0.5, 0.25 - 0.5])
+
+
+def test_optimistic_counts_its_copies() -> None:
+    """The last change, and room for the next: in chunks that are treated."""
+    for cure, copies in ((HOPE, [2, 2, 2, 2]), (replace(HOPE, chunks="late"), [2, 2, 0, 0])):
+        pipe = pipeline(ANY[4], cure)
+        for batch in batches("mlp", 4):
+            pipe.step(*batch)
+        sets = [pipe._assembly.chunks[0, chunk].chunk.sets[0] for chunk in range(4)]
+        assert [held.buffer_bytes / (4 * held.numel) for held in sets] == copies
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"c": 0}, "c is a number above 0"), ({"c": "late"}, '"stale"'), ({"chunks": "stale"}, '"all" or "late"')],
+)
+def test_optimistic_refuses(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(weft.WeftError, match=words):
+        weft.cures.Optimistic(**options)
+
+
+@pytest.mark.parametrize(
+    "cure", [replace(GAPS), weft.cures.Optimistic(c="stale"), weft.cures.Optimistic(chunks="late")]
+)
+def test_cures_of_late_chunks_refuse_synchronous_training(cure: Any) -> None:
+    with pytest.raises(weft.WeftError, match="leave cure out"):
+        pipeline(SYNCHRONOUS, cure)
+
+
 class UnroundedGaps(WithGapAware):
     """Compares what was read, which is rounded, with masters, which are not."""
 
@@ -208,7 +287,10 @@ def test_gaps_between_rounded_weights(case: Case) -> None:
     assert distance(ran, UnroundedGaps(case, GAPS, dtype=torch.bfloat16).run(case)) > 1e-4
 
 
-@pytest.mark.parametrize(("oracle", "cure", "case"), [(WithPipeMare, MARE, LATE[0]), (WithGapAware, GAPS, ANY[4])])
+@pytest.mark.parametrize(
+    ("oracle", "cure", "case"),
+    [(WithPipeMare, MARE, LATE[0]), (WithGapAware, GAPS, ANY[4]), (WithOptimistic, HOPE, ANY[4])],
+)
 def test_recompute_and_replicas(oracle: type[Cured], cure: Any, case: Case) -> None:
     assert distance(train(case, cure, recompute=True), oracle(case, cure).run(case)) == 0
     # each replica adds its own micro-batches before the mean over replicas
