@@ -23,7 +23,12 @@ settings.load_profile("weft")
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collections leave out what was imported; each would look at it for a third of a second."""
+    """Let garbage collections leave out what was imported; each would look at it for a third of a second.
+
+    The first optimizer imports as much as torch itself.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     gc.collect()
     gc.freeze()
 
