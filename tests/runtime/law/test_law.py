@@ -68,7 +68,7 @@ def values(case: Case) -> tuple[Hashable, ...]:
 
 
 def in_every_run(turn: int, cases: list[Case]) -> list[Case]:
-    """Of a variant: the model with tied weights and, in turn, another one. The table has each method with all of them."""
+    """Of a variant: the model with tied weights and, in turn, another one. The table has all of them."""
     chosen = []
     for model in ("transformer", ["mlp", "conv"][turn % 2]):
         rows = [case for case in cases if case.model == model]
