@@ -4,13 +4,14 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.helpers.scripts import Starter
+    from tests.helpers.scripts import Commands, Starter
 
 pytest.register_assert_rewrite("tests.helpers")  # a failing assertion there shows its values, too
 
@@ -22,7 +23,12 @@ settings.load_profile("weft")
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collections leave out what was imported; each would look at it for a third of a second."""
+    """Let garbage collections leave out what was imported; each would look at it for a third of a second.
+
+    The first optimizer imports as much as torch itself.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     gc.collect()
     gc.freeze()
 
@@ -65,6 +71,18 @@ def starter() -> "Iterator[Starter]":
         yield process
     finally:
         process.end()
+
+
+@pytest.fixture
+def commands(tmp_path: Path, starter: "Starter") -> "Iterator[Commands]":
+    """Runs `weft` in the test's folder; whatever is left of it is killed."""
+    from tests.helpers.scripts import Commands
+
+    made = Commands(tmp_path, starter)
+    try:
+        yield made
+    finally:
+        made.end()
 
 
 def _calls(count: int, **options: Any) -> Iterator[Callable[..., None]]:

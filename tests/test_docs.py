@@ -8,7 +8,8 @@ only:
 - `weft train` and `weft compare` get the settings of `SHORT` after their own, and virtual ranks: tests of real ones are
   in tests/train/test_processes.py. A command that resumes a run, or sets a number of updates, makes `MORE` updates more
   than the one before.
-- `weft doctor` gets more time than its default, because a busy machine may need it.
+- `weft train --max-restarts` keeps its real ranks, which are forked (see tests/helpers/starter.py).
+- The ranks of `weft doctor` check nothing: tests/doctor/test_command.py runs the whole command.
 - `torchrun` lines run in real processes, all lines of a block at the same time, as on many machines. Here it is one
   machine, so the address is 127.0.0.1 and the port a free one.
 - `make` lines are not run: they install packages. Their targets must exist.
@@ -33,9 +34,12 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.imports import LAYERS, ROOMS
+from tests.helpers.scripts import Commands
 from tests.train.test_start import TABLE
 
 from weft.cli import main
+from weft.doctor import command as doctor
+from weft.doctor.checks import Check, Outcome
 from weft.faults import FAULTS, PHASES
 from weft.runtime.comm import SHARED_MEMORY_SWITCH
 from weft.runtime.device.facts import SHARE
@@ -81,7 +85,7 @@ def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
     return [(language, text) for language, text in found if language in languages]
 
 
-def commands(text: str) -> list[str]:
+def command_lines(text: str) -> list[str]:
     """The commands of a block; a backslash at the end of a line continues it."""
     return re.sub(r"\\\n\s*", "", text).splitlines()
 
@@ -140,15 +144,18 @@ def shortened(words: list[str], updates: int, *, virtual: bool = True) -> list[s
     return [*words, *(word for key, value in settings.items() for word in ("--set", f"{key}={str(value).lower()}"))]
 
 
-def run_weft(line: str, updates: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line that begins with weft, shortened, in this process."""
+def run_weft(line: str, updates: int, capsys: pytest.CaptureFixture[str], in_processes: Commands) -> None:
+    """A line that begins with weft, shortened, in this process if it needs no real ranks."""
     words = shlex.split(line, comments=True)[1:]
     expected = 2 if "exits with 2" in line else 0
     trains = words[0] == "train" or (words[0] == "compare" and "--resume" not in words)
+    real = "--max-restarts" in words
     if trains and not expected:
-        words = shortened(words, updates, virtual="--max-restarts" not in words)  # which is for real ranks
-    if words[0] == "doctor":
-        words += ["--seconds", "300"]
+        words = shortened(words, updates, virtual=not real)
+    if real:
+        done = in_processes.run(*words)
+        assert (done.code, bool(done.out)) == (expected, True), (line, done.err)
+        return
     capsys.readouterr()
     assert main(words) == expected, (line, capsys.readouterr().err)
     captured = capsys.readouterr()
@@ -211,10 +218,20 @@ def run_example(line: str) -> None:
     assert "peak total" in done.stdout
 
 
+def all_is_well(checks: list[Check], *args: object, **options: object) -> list[Outcome]:
+    """In place of `run_on_ranks`."""
+    return [Outcome(check=check.name, verdict="passed", found="not run") for check in checks]
+
+
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_every_command_of_a_page_runs(
-    page: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: str,
+    folder: Path,
+    commands: Commands,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(doctor, "run_on_ranks", all_is_well)
     ran, updates = 0, UPDATES
     names: dict[str, object] = {}
     for language, text in blocks(page, "toml", "sh", "py"):
@@ -226,17 +243,18 @@ def test_every_command_of_a_page_runs(
             exec(compile(text, f"{page}.md", "exec"), names)
             assert capsys.readouterr().out
             continue
-        lines = commands(text)
+        lines = command_lines(text)
         agents = [line for line in lines if re.match(r"torchrun .* -m weft ", line)]
         for line in lines:
             if line.startswith("weft "):
                 updates += MORE if "train.updates=" in line or "--resume" in line else 0
-                run_weft(line, updates, capsys)
+                run_weft(line, updates, capsys, commands)
             elif line.startswith("make "):
                 assert line.split()[1] in targets(), line
             elif line.startswith("export "):
-                for setting in line.split()[1:]:
-                    monkeypatch.setenv(*setting.split("="))
+                for name, value in (setting.split("=") for setting in line.split()[1:]):
+                    monkeypatch.setenv(name, value)
+                    commands.environment[name] = value
             elif "examples/train.py" in line:
                 run_example(line)
             else:
@@ -374,7 +392,7 @@ def weft_commands(text: str) -> list[str]:
 
 
 def shown_lines() -> list[str]:
-    return [line for _, text in blocks("many-machines", "sh") for line in commands(text)]
+    return [line for _, text in blocks("many-machines", "sh") for line in command_lines(text)]
 
 
 def last_torchrun() -> str:

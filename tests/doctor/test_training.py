@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers.doctor_checks import on_time
+from tests.helpers.pairwise import parametrize_product
 
 import weft
 from weft.doctor import oracle, training
@@ -61,16 +62,14 @@ def forgetful(law: oracle.Law) -> oracle.Law:
     return lambda k, j: law(k, j)._replace(backward=0)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("change", [later, further])
+@parametrize_product(method=METHODS, change=[later, further], dtype=ALL)
 def test_another_formula_is_found_in_each_dtype(
-    method: str, change: Callable[[oracle.Law], oracle.Law], place: Place
+    method: str, change: Callable[[oracle.Law], oracle.Law], dtype: str, place: Place
 ) -> None:
     reads = change(oracle.laws(4, 4)[method])
-    for dtype in ALL:
-        with pytest.raises(Broken, match=rf"wrong weights, .*{dtype} \d") as refused:
-            training.law(method, (dtype,), place, reads)
-        assert f"don't train with {method} in {dtype} here" in refused.value.remedy
+    with pytest.raises(Broken, match=rf"wrong weights, .*{dtype} \d") as refused:
+        training.law(method, (dtype,), place, reads)
+    assert f"don't train with {method} in {dtype} here" in refused.value.remedy
 
 
 @pytest.mark.parametrize("method", ["2bw", "wpipe", "pipedream", "xpipe", "spectrain"])

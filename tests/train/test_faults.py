@@ -208,8 +208,8 @@ def test_a_slow_file_system_is_waited_for(uninterrupted: Path, tmp_path: Path, c
 
 def test_a_slow_save_is_no_stuck_rank(tmp_path: Path, commands: Commands) -> None:
     """A rank that has written its part waits for another one that moves, for longer than it may stay unmoved."""
-    trial = Trial(tmp_path, "chunk-write:every:0:slow=0.4")
-    done = attempt(commands, trial, train__updates=2, evaluate__every=0, checkpoint__deadline=2.0)
+    trial = Trial(tmp_path, "chunk-write:every:0:slow=0.15")  # of more than thirty
+    done = attempt(commands, trial, train__updates=2, evaluate__every=0, checkpoint__deadline=1.5)
     assert done.code == 0, done.err
 
 

@@ -174,6 +174,7 @@ def test_without_restarts_a_killed_rank_ends_the_run(tmp_path: Path, commands: C
     assert alive(pids) == []
 
 
+@pytest.mark.slow  # test_a_run_does_without_stderr starts them in the same way
 def test_ranks_are_new_interpreters(tmp_path: Path) -> None:
     """As a shell starts `weft`; nothing is forked."""
     command = [sys.executable, "-m", "weft", "train", *tiny(train__updates=4)]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
+import pytest
 from tests.helpers.models import ASYNCHRONOUS, MODELS, RECOMPUTE, SYNCHRONOUS, Case, check
 from tests.helpers.pairwise import pairwise, parametrize_rows
 
@@ -53,18 +54,32 @@ VARIANTS: list[dict[str, Any]] = [
     {"method": "interleaved", "stages": 4, "microbatches": 4, "options": (("chunks", 1),)},
 ]
 VARIED = [
-    Case(**variant, model=model, optimizer="momentum", recompute=recompute)
-    for variant, model, recompute in product(VARIANTS, MODELS, RECOMPUTE)
+    [
+        case
+        for model, recompute in product(MODELS, RECOMPUTE)
+        if (case := Case(**variant, model=model, optimizer="momentum", recompute=recompute)).is_allowed
+    ]
+    for variant in VARIANTS
 ]
-VARIED = [case for case in VARIED if case.is_allowed]
 
 
 def values(case: Case) -> tuple[Hashable, ...]:
     return (case.method, (case.stages, case.microbatches, case.options), case.model, case.optimizer, case.recompute)
 
 
-def variant(case: Case) -> tuple[Hashable, ...]:
-    return (replace(case, model="", recompute=False), case.model, case.recompute)
+def in_every_run(turn: int, cases: list[Case]) -> list[Case]:
+    """Of a variant: the model with tied weights and, in turn, another one. The table has all of them."""
+    chosen = []
+    for model in ("transformer", ["mlp", "conv"][turn % 2]):
+        rows = [case for case in cases if case.model == model]
+        chosen.append(rows[(turn // 2 + len(chosen)) % len(rows)])
+    return chosen
+
+
+def parameters() -> list[Any]:
+    fast = [case for turn, cases in enumerate(VARIED) for case in in_every_run(turn, cases)]
+    rows = [case for cases in VARIED for case in cases]
+    return [pytest.param(case, id=str(case), marks=[] if case in fast else pytest.mark.slow) for case in rows]
 
 
 @parametrize_rows("case", TABLE, values)
@@ -97,6 +112,6 @@ def test_the_cover_has_every_pair_of_values() -> None:
         assert met == set(product(left, right)) - set(product(SPLIT, ["layer"]))
 
 
-@parametrize_rows("case", VARIED, variant)
+@pytest.mark.parametrize("case", parameters())
 def test_other_sizes_and_options(case: Case) -> None:
     check(case)
