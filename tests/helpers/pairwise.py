@@ -41,11 +41,16 @@ def pairwise(table: Sequence[Row], values: Callable[[Row], Sequence[Hashable]]) 
 
     Greedy: each time the first row with the most pairs that are still missing.
     """
-    pairs = [{pair for count in (1, 2) for pair in combinations(enumerate(values(row)), count)} for row in table]
-    missing = set().union(*pairs)
+    bits: dict[Hashable, int] = {}  # of each pair, in a number for a row: sets would take seconds
+    pairs = [0] * len(table)
+    for place, row in enumerate(table):
+        for count in (1, 2):
+            for pair in combinations(enumerate(values(row)), count):
+                pairs[place] |= bits.setdefault(pair, 1 << len(bits))
+    missing = (1 << len(bits)) - 1
     chosen: set[int] = set()
     while missing:
-        best = max(range(len(table)), key=lambda row: len(pairs[row] & missing))
+        best = max(range(len(table)), key=lambda place: (pairs[place] & missing).bit_count())
         chosen.add(best)
-        missing -= pairs[best]
-    return [table[row] for row in sorted(chosen)]
+        missing &= ~pairs[best]
+    return [table[place] for place in sorted(chosen)]

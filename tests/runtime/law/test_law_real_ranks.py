@@ -3,11 +3,16 @@
 `make test-all` adds the methods with the other models.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from tests.helpers.models import ASYNCHRONOUS, MODELS, RECOMPUTE, SYNCHRONOUS, Case, check_law, train
+from torch import nn
+
+import weft
 
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]
 
@@ -76,3 +81,27 @@ def test_real_ranks_keep_the_law(launch: Callable[..., list[Any]], ranks: int, c
     exact = case.clip_norm is None and case.replicas == 1  # otherwise sums have another order
     for run in launch(train, case, ranks=ranks):
         check_law(run, case, within=0 if exact else 1e-6)
+
+
+def train_with_pauses() -> float | None:
+    """The user's code takes longer than the deadline between two steps, while a norm waits for a later step."""
+    torch.manual_seed(0)
+    pipe = weft.Pipeline(
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))),
+        loss_fn=nn.functional.mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        schedule="wpipe",
+        microbatches=2,
+        clip_norm=1.0,
+        deadline=1.0,
+    )
+    for _ in range(3):
+        pipe.step(torch.ones(8, 4), torch.ones(8, 4))
+        time.sleep(1.5)
+    return pipe.flush().loss
+
+
+def test_a_pause_between_steps_does_no_harm(launch: Callable[..., list[Any]]) -> None:
+    losses = launch(train_with_pauses, ranks=2)
+    assert losses[0] is not None
+    assert losses[0] == losses[1]
