@@ -16,8 +16,7 @@ side in any way, and W only adds the sum to the weight's gradient.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -26,8 +25,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.utils.hooks import RemovableHandle
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
 
 from weft.runtime.engine.products import Product, can_wait, product_for
 
@@ -35,6 +33,7 @@ Edge: TypeAlias = "tuple[Node, int]"  # an input of a node, where gradients arri
 
 BATCH = 8 << 20  # bytes of products that are added to the gradients of weights by one call
 REENTRANT = "CheckpointFunctionBackward"  # runs a whole backward inside
+LEAF = "AccumulateGrad"  # adds to the gradient of a leaf
 
 
 class SplitBackward:
@@ -49,6 +48,7 @@ class SplitBackward:
         pairs = zip(outputs, grads, strict=True)
         starts = [(output, grad) for output, grad in pairs if output.requires_grad and grad is not None]
         self._roots = [(get_gradient_edge(output), grad) for output, grad in starts]
+        self._ready: list[tuple[Edge, Tensor]] = []  # gradients that need only be added to those of weights
         self._inputs = list(inputs)
         self._joints: list[_Joint] | None = None
         self._owners: list[GradientEdge] = []
@@ -56,43 +56,42 @@ class SplitBackward:
     def input_gradients(self) -> list[Tensor | None]:
         """Run the first half; returns the gradients of the inputs, None for an input without one."""
         assert self._joints is None, "the first half of a backward runs once"
-        targets = {id(tensor): get_gradient_edge(tensor) for tensor in self._inputs if tensor.requires_grad}
-        graph = _Graph([root for root, _ in self._roots], [target.node for target in targets.values()])
+        graph = _Graph([root.node for root, _ in self._roots], self._inputs)
         joints = graph.joints()
         self._joints = joints or []
         if joints is None:
             return self._whole_backward()
-        targets = {key: target for key, target in targets.items() if target.node in graph.path}
-        found = dict(zip(targets, self._run_path(graph.path, list(targets.values())), strict=True))
+        found = self._run_path(graph) if graph.targets else {}
         gradients = [found.get(id(tensor)) for tensor in self._inputs]
-        sides = (side for joint in joints for side, _ in joint.sides.values())
-        if not any(isinstance(side, BackwardCFunction) for side in sides):
+        kinds = {type(side) for joint in joints for side, _ in joint.sides.values()}
+        if not any(issubclass(kind, BackwardCFunction) for kind in kinds):
             self._owners = []  # only a node that is made in Python must be owned, before torch 2.13
         self._inputs = []
         return gradients
 
-    def _run_path(self, path: set[Node], targets: list[GradientEdge]) -> list[Tensor | None]:
+    def _run_path(self, graph: _Graph) -> dict[int, Tensor | None]:
         """Run the path; afterwards, joints and roots are what the second half starts from."""
         assert self._joints is not None
-        if not targets:
-            return []
-        at_once = [joint for joint in self._joints if not joint.waits]
-        sides = dict.fromkeys(side for joint in at_once for side in joint.sides.values())
+        sides = dict.fromkeys(side for joint in self._joints if not joint.waits for side in joint.sides.values())
         weights = {node for node, _ in sides if _is_weight(node)}
-        first = [(root, grad) for root, grad in self._roots if root.node in path or root.node in weights]
-        self._roots = [(root, grad) for root, grad in self._roots if root.node not in path and root.node not in weights]
-        self._owners = [root for root, _ in first]
-        with _recording(self._joints):
-            gradients = torch.autograd.grad(
-                self._owners,
-                [*targets, *(GradientEdge(*side) for side in sides)],
-                [grad for _, grad in first],
-                allow_unused=True,
-            )
-        for (node, number), gradient in zip(sides, gradients[len(targets) :], strict=True):
-            if node in weights and gradient is not None:
-                self._roots.append((GradientEdge(node, number), gradient))
-        return list(gradients[: len(targets)])
+        first, later = [], []
+        for root in self._roots:
+            node = root[0].node
+            (first if node in graph.path or node in weights else later).append(root)
+        self._owners, self._roots = [root for root, _ in first], later
+        for joint in self._joints:
+            joint.record()
+        wanted = [*((node, 0) for node in graph.targets.values()), *sides]
+        gradients = _run(first, [GradientEdge(*edge) for edge in wanted])
+        for joint in self._joints:
+            joint.node = None
+        for side, gradient in zip(sides, gradients[len(graph.targets) :], strict=True):
+            if side[0] in weights and gradient is not None:
+                if graph.arriving(side[0]) == 1:
+                    self._ready.append((side, gradient))
+                else:
+                    self._roots.append((GradientEdge(*side), gradient))
+        return dict(zip(graph.targets, gradients, strict=False))
 
     def weight_gradients(self) -> None:
         """Run the second half: add to the gradients of the parameters, and release the graph."""
@@ -105,18 +104,19 @@ class SplitBackward:
                 joint = self._joints.pop()
                 found = joint.gradients()
                 if not joint.private:
-                    shared.append(found)
+                    shared.append([(GradientEdge(*side), gradient) for side, gradient in found])
                     continue
-                batch += [(edge, gradient) for edge, gradient in found if not _add(edge.node, gradient)]
+                batch += _left_by_adding(found)
                 if sum(gradient.nbytes for _, gradient in batch) >= BATCH:
                     _backward(batch)
-            _backward(batch)
+                    batch = []
+            _backward(batch + _left_by_adding(self._ready))
             _backward(roots + list(chain.from_iterable(reversed(shared))))
-        self._owners = []
+        self._ready, self._owners = [], []
 
     def kept(self) -> list[Tensor]:
         """What the second half needs, beside the nodes that it runs."""
-        kept = [gradient for _, gradient in self._roots]
+        kept = [gradient for _, gradient in (*self._roots, *self._ready)]
         for joint in self._joints or ():
             kept += [gradient for gradients in joint.recorded for gradient in gradients if gradient is not None]
             kept += joint.product.kept if joint.product is not None else ()
@@ -130,7 +130,7 @@ class SplitBackward:
         found = [tensor.grad for tensor in self._inputs]
         for tensor, grad in zip(self._inputs, before, strict=True):
             tensor.grad = grad
-        self._inputs = []
+        self._inputs, self._roots = [], []
         return found
 
 
@@ -145,25 +145,24 @@ class _Joint:
     product: Product | None = None  # if it waits
     recorded: list[Sequence[Tensor | None]] = field(default_factory=list)  # gradients: that reach it, or of its sides
 
-    def record(self) -> RemovableHandle | None:
+    def record(self) -> None:
         """Prepare for I. A hook in Python is slow between large kernels, which leave nothing of it in the caches."""
         assert self.node is not None
         if self.waits:
             self.product = product_for(self.node, self.sides)
-            return self.node.register_prehook(self.recorded.append)
-        if all(_is_weight(side) for side, _ in self.sides.values()):
-            return None
-        return self.node.register_hook(self._record_sides)
+            self.node.register_prehook(self.recorded.append)
+        elif not all(_is_weight(side) for side, _ in self.sides.values()):
+            self.node.register_hook(self._record_sides)
 
     def _record_sides(self, gradients: Sequence[Tensor | None], _: object) -> None:
         sides = self.sides.items()
         self.recorded.append([None if _is_weight(side) else gradients[number] for number, (side, _) in sides])
 
-    def gradients(self) -> list[tuple[GradientEdge, Tensor]]:
-        """The gradients of the sides, without those of weights that I has computed."""
+    def gradients(self) -> list[tuple[Edge, Tensor]]:
+        """The gradients of the sides, without those of weights that I has computed; once."""
         if not self.recorded:
             return []
-        found = self.recorded[0]
+        found = self.recorded.pop()  # the hook may outlive W, with the node
         if self.product is not None:
             gradient = found[0]
             if gradient is None:
@@ -171,62 +170,63 @@ class _Joint:
             products = self.product(gradient)
             found = [products[number] for number in self.sides]
         pairs = zip(self.sides.values(), found, strict=True)
-        return [(GradientEdge(*side), gradient) for side, gradient in pairs if gradient is not None]
-
-
-@contextmanager
-def _recording(joints: Sequence[_Joint]) -> Iterator[None]:
-    handles = [joint.record() for joint in joints]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            if handle is not None:
-                handle.remove()
-        for joint in joints:
-            joint.node = None
+        return [(side, gradient) for side, gradient in pairs if gradient is not None]
 
 
 def _is_weight(node: Node) -> bool:
     """Whether the node adds to the gradient of a leaf."""
-    return hasattr(node, "variable")
+    return type(node).__name__ == LEAF
+
+
+def _left_by_adding(found: Iterable[tuple[Edge, Tensor]]) -> list[tuple[GradientEdge, Tensor]]:
+    """Add gradients to those of weights where that is all there is to do, without autograd; the others."""
+    return [(GradientEdge(*side), gradient) for side, gradient in found if not _add(side[0], gradient)]
 
 
 def _add(node: Any, gradient: Tensor) -> bool:
-    """Add to the gradient of a weight, if that is all that is left to do; saves a call of autograd."""
-    weight = getattr(node, "variable", None)
-    if weight is None or weight._backward_hooks or gradient.dtype != weight.grad_dtype:
+    if not _is_weight(node) or node.variable._backward_hooks or gradient.dtype != node.variable.grad_dtype:
         return False
     node(gradient)
     return True
 
 
-def _backward(roots: list[tuple[GradientEdge, Tensor]]) -> None:
-    """Run the backward of a graph, and forget its roots."""
+def _backward(roots: Sequence[tuple[GradientEdge, Tensor]]) -> None:
+    """Run the backward of a graph."""
     if roots:
-        torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
-        roots.clear()
+        _run(roots)
+
+
+def _run(roots: Sequence[tuple[GradientEdge, Tensor]], wanted: Sequence[GradientEdge] = ()) -> Sequence[Tensor | None]:
+    """What `torch.autograd.backward` and `grad` call, after checks of each root that take longer than all the rest."""
+    edges, gradients = zip(*roots, strict=True)
+    return _engine_run_backward(edges, gradients, False, False, tuple(wanted), True, accumulate_grad=not wanted)
 
 
 class _Graph:
     """All nodes that the roots lead to."""
 
-    def __init__(self, roots: Sequence[GradientEdge], targets: Iterable[Node]) -> None:
-        self._roots = Counter(root.node for root in roots)
-        self._edges: dict[Node, Sequence[tuple[Node | None, int]]] = {}
-        self._users: dict[Node, list[Node]] = {node: [] for node in self._roots}  # one for each gradient of a node
-        self._walk()
+    def __init__(self, roots: Sequence[Node], inputs: Sequence[Tensor]) -> None:
+        self._roots = roots
+        self._edges: dict[Node, Sequence[Edge | tuple[None, int]]] = {}
+        self._users: dict[Node, list[Node]] = {node: [] for node in roots}  # one for each gradient of a node
+        leaves = self._walk()
         self._is_reentrant = any(kind.__name__ == REENTRANT for kind in set(map(type, self._edges)))
         self._at_once: set[Node] = set()  # joints that may not wait
+        wanted = set(map(id, inputs))
+        found = ((id(node.variable), node) for node in leaves if _is_weight(node))
+        self.targets = {key: node for key, node in found if key in wanted}  # by the id of the input
         self.path: set[Node] = set()
-        self._extend_path([node for node in targets if node in self._edges])
+        self._extend_path(self.targets.values())
 
-    def _walk(self) -> None:
-        edges, users, stack = self._edges, self._users, list(self._roots)
+    def _walk(self) -> list[Any]:
+        """Find all nodes; those where they end."""
+        edges, users, stack, leaves = self._edges, self._users, list(self._users), []
         while stack:
             node = stack.pop()
-            edges[node] = node.next_functions
-            for after, _ in edges[node]:
+            edges[node] = next_functions = node.next_functions
+            if not next_functions:
+                leaves.append(node)
+            for after, _ in next_functions:
                 if after is None:
                     continue
                 if after in users:
@@ -234,6 +234,11 @@ class _Graph:
                 else:
                     users[after] = [node]
                     stack.append(after)
+        return leaves
+
+    def arriving(self, node: Node) -> int:
+        """How many gradients a whole backward sums there."""
+        return len(self._users[node]) + self._roots.count(node)
 
     def _extend_path(self, targets: Iterable[Node]) -> None:
         """Let I run all nodes that lead to some."""
@@ -272,9 +277,7 @@ class _Graph:
             if len(edges) == 1 and edges[0][0] in path:  # most nodes
                 continue
             sides = {
-                number: (after, place)
-                for number, (after, place) in enumerate(edges)
-                if after is not None and after not in path
+                number: edge for number, edge in enumerate(edges) if edge[0] is not None and edge[0] not in path
             }
             if sides:
                 waits = node not in self._at_once and can_wait(node, sides)
@@ -284,20 +287,20 @@ class _Graph:
 
     def _reached_in_other_ways(self, joints: Iterable[_Joint]) -> set[Node]:
         """The sides whose gradients must be summed in I."""
-        at_once, waiting = (
-            Counter(side for joint in joints if joint.waits is waits for side, _ in joint.sides.values())
-            for waits in (False, True)
-        )
-        reached = {side for side, count in at_once.items() if count < len(self._users[side])}
-        for side, count in waiting.items():
-            arriving = len(self._users[side]) + self._roots[side]
-            if count < arriving and arriving > 2:  # a sum of two has no order
+        found = [(side, joint.waits) for joint in joints for side, _ in joint.sides.values() if self.arriving(side) > 1]
+        reached = set()
+        for (side, waits), count in Counter(found).items():
+            if waits:
+                arriving = self.arriving(side)
+                if count < arriving and arriving > 2:  # a sum of two has no order
+                    reached.add(side)
+            elif count < len(self._users[side]):
                 reached.add(side)
         return reached
 
     def _is_private(self, node: Node) -> bool:
         """Whether nothing else leads to the weight that a side leads to."""
-        while len(self._users[node]) + self._roots[node] == 1:
+        while self.arriving(node) == 1:
             edges = self._edges[node]
             if not edges:
                 return True
