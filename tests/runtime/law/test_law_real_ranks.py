@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.helpers.models import ASYNCHRONOUS, MODELS, RECOMPUTE, SYNCHRONOUS, Case, check_law, train
+from tests.helpers.models import (
+    ASYNCHRONOUS,
+    MODELS,
+    RECOMPUTE,
+    SYNCHRONOUS,
+    Case,
+    check_law,
+    check_norms,
+    expected,
+    train,
+)
 
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]
 
@@ -31,6 +41,7 @@ def table(ranks: int) -> list[Case]:
 CLIPPED = [
     Case(method="weave", stages=2, microbatches=2, model="transformer", clip_norm=0.2, norm="global"),
     Case(method="weave", stages=2, microbatches=2, model="transformer", clip_norm=0.2, replicas=2),
+    Case(method="wpipe", stages=4, microbatches=4, model="transformer", clip_norm=0.2, flushes=(3,)),
     Case(method="pipedream", stages=2, microbatches=2, model="transformer", clip_norm=0.2, norm="global", replicas=2),
 ]
 
@@ -76,3 +87,5 @@ def test_real_ranks_keep_the_law(launch: Callable[..., list[Any]], ranks: int, c
     exact = case.clip_norm is None and case.replicas == 1  # otherwise sums have another order
     for run in launch(train, case, ranks=ranks):
         check_law(run, case, within=0 if exact else 1e-6)
+        if case.clip_norm is not None:
+            check_norms(run, expected(case))
