@@ -236,15 +236,22 @@ class Run:
 
     state: dict[str, Tensor] = field(repr=False)
     losses: list[tuple[int | None, float | None]]
+    norms: list[tuple[int | None, float | None]] = field(default_factory=list)  # of gradients, in the same way
     skipped: tuple[int, ...] = ()  # mini-batches that each rank of this process skipped
 
 
 def train(case: Case) -> Run:
-    """The case as weft runs it: on the ranks of the process group if there is one, else on virtual ranks."""
+    """The case as weft runs it."""
+    with pipeline(case) as pipe:
+        return feed(pipe, batches(case.model, case.updates), case.flushes)
+
+
+def pipeline(case: Case) -> weft.Pipeline:
+    """The pipeline of a case: on the ranks of the process group if there is one, else on virtual ranks."""
     schedule: str | weft.Schedule = case.method
     if case.options:
         schedule = weft.schedule(case.method, stages=case.stages, microbatches=case.microbatches, **dict(case.options))
-    with weft.Pipeline(
+    return weft.Pipeline(
         build(case.model, case.poison, case.microbatches),
         loss_fn=loss_fn,
         optimizer=OPTIMIZERS[case.optimizer],
@@ -259,8 +266,7 @@ def train(case: Case) -> Run:
         nan=case.nan,
         precision=case.precision,
         lr_scheduler=SCHEDULERS[case.lr_scheduler] if case.lr_scheduler else None,
-    ) as pipe:
-        return feed(pipe, batches(case.model, case.updates), case.flushes)
+    )
 
 
 def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple[int, ...]) -> Run:
@@ -273,6 +279,7 @@ def feed(pipe: weft.Pipeline, given: list[tuple[Tensor, Tensor]], flushes: tuple
     return Run(
         state=pipe.state_dict(),
         losses=[(result.minibatch, result.loss) for result in results],
+        norms=[(result.minibatch, result.norm) for result in results],
         skipped=tuple(worker.completions.skipped for worker in pipe._driver.workers),
     )
 
@@ -309,7 +316,7 @@ def ask_oracle(
         if t in case.flushes:
             oracle.flush()
         losses.append((t, oracle.step(inputs, targets)))
-    return Run(state=dict(oracle.model.state_dict()), losses=losses)
+    return Run(state=dict(oracle.model.state_dict()), losses=losses, norms=list(enumerate(oracle.norms)))
 
 
 def expected(case: Case) -> Run:
@@ -366,3 +373,12 @@ def check_losses(ran: Run, law: Run, *, behind: int) -> None:
         assert loss == pytest.approx(exact[minibatch], rel=tolerance(1e-6))
         newest = minibatch
     assert newest == len(exact) - 1
+
+
+def check_norms(ran: Run, law: Run) -> None:
+    """To rounding: gradients are added by chunk. Loss and norm are of the same mini-batch; the last flush knows all."""
+    norms, losses = dict(law.norms), dict(law.losses)
+    reported = {t: (loss, norm) for (t, loss), (_, norm) in zip(ran.losses, ran.norms, strict=True) if t is not None}
+    assert len(reported) > 2
+    assert ran.norms[-1][0] == len(norms) - 1
+    assert reported == {t: pytest.approx((losses[t], norms[t]), rel=1e-5) for t in reported}

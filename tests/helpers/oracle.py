@@ -167,6 +167,7 @@ class Oracle:
         self.optimizers = {
             group: make_optimizer(optimizer, self.model, params) for group, params in self.groups.items()
         }
+        self.norms: list[float] = []  # of each mini-batch's gradient, before clipping
         self.schedulers = [lr_scheduler(made) if lr_scheduler else None for made in self.optimizers.values()]
         self.flush()
 
@@ -206,6 +207,8 @@ class Oracle:
             total += loss.item()
         for param, chunks in self.holders.items():
             param.grad = sum((sums[param, k] for k in chunks), torch.zeros(())).to(param.dtype)
+        found = [param.grad.reshape(-1) for param in self.holders if param.grad is not None]
+        self.norms.append(torch.cat(found).norm().item())
         for (group, params), scheduler in zip(self.groups.items(), self.schedulers, strict=True):
             if self.skips and not is_finite(param.grad for param in params):
                 continue

@@ -34,7 +34,7 @@ class Result:
     loss: float | None
     minibatch: int | None
     skipped: int  # mini-batches so far that a chunk of this rank skipped: their loss or gradients were not finite
-    norm: float | None  # before clipping, of chunks that share one; None without clip_norm and nan="skip"
+    norm: float | None  # of the whole gradient, before clipping; None without clip_norm and nan="skip"
 
 
 class Pipeline:

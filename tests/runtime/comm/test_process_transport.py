@@ -264,6 +264,7 @@ def left(pipe: weft.Pipeline) -> dict[str, int]:
             "targets": worker.targets,
             "losses": worker._losses,
             "unread": worker.completions._unread,
+            "unreported": worker.completions.unreported,
             "updated": worker.completions._updated,
             "finished": worker.completions._finished,
             "pending": [update for parameters in worker._sets for update in parameters.pending],

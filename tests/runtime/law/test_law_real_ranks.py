@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.models import ASYNCHRONOUS, MODELS, RECOMPUTE, SYNCHRONOUS, Case, check_law, train
+from tests.helpers.models import (
+    ASYNCHRONOUS,
+    MODELS,
+    RECOMPUTE,
+    SYNCHRONOUS,
+    Case,
+    check_law,
+    check_norms,
+    expected,
+    train,
+)
 from torch import nn
 
 import weft
@@ -36,6 +46,7 @@ def table(ranks: int) -> list[Case]:
 CLIPPED = [
     Case(method="weave", stages=2, microbatches=2, model="transformer", clip_norm=0.2, norm="global"),
     Case(method="weave", stages=2, microbatches=2, model="transformer", clip_norm=0.2, replicas=2),
+    Case(method="wpipe", stages=4, microbatches=4, model="transformer", clip_norm=0.2, flushes=(3,)),
     Case(method="pipedream", stages=2, microbatches=2, model="transformer", clip_norm=0.2, norm="global", replicas=2),
 ]
 
@@ -81,6 +92,8 @@ def test_real_ranks_keep_the_law(launch: Callable[..., list[Any]], ranks: int, c
     exact = case.clip_norm is None and case.replicas == 1  # otherwise sums have another order
     for run in launch(train, case, ranks=ranks):
         check_law(run, case, within=0 if exact else 1e-6)
+        if case.clip_norm is not None:
+            check_norms(run, expected(case))
 
 
 def train_with_pauses() -> float | None:

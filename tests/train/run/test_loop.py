@@ -4,7 +4,9 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -51,7 +53,9 @@ class Batches:
 class Run:
     """A loop over a small pipeline, and the events that it has emitted."""
 
-    def __init__(self, folder: Path, *, stop: threading.Event | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, *, stop: threading.Event | None = None, clip_norm: float | None = None, **options: Any
+    ) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
         self.pipe = weft.Pipeline(
@@ -60,6 +64,7 @@ class Run:
             optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
             schedule=weft.schedule("2bw", stages=2, microbatches=2),
             telemetry=4 if options.get("telemetry") else None,
+            clip_norm=clip_norm,
         )
         self.status = Status()
         self.losses = iter([3.0, 2.0, 2.5, 2.5])
@@ -103,6 +108,27 @@ def test_events_tell_a_subscriber_all(tmp_path: Path) -> None:
     assert ended.outcome == "finished"
     assert ended.timeline is not None
     assert [type(event) for event in run.events[-4:]] == [Stepped, Evaluated, Saved, Ended]
+
+
+def test_progress_has_the_mean_norm_of_the_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the mini-batches whose loss arrived since the last event; without clipping there is none."""
+    reported: dict[int, float] = {}
+    complete = Loop._complete
+
+    def noting(loop: Loop, result: Any) -> None:
+        reported.update({} if result.minibatch is None else {result.minibatch: result.norm})
+        complete(loop, result)
+
+    monkeypatch.setattr(Loop, "_complete", noting)
+    run = Run(tmp_path, clip_norm=0.1)
+    run.loop.run(Batches())
+    ends = [0, *(event.progress.update for event in run.of(Stepped))]
+    means = [fmean(norm for t, norm in reported.items() if first <= t < end) for first, end in pairwise(ends)]
+    assert [event.progress.norm for event in run.of(Stepped)] == pytest.approx(means)
+    assert len(set(means)) > 2
+    plain = Run(tmp_path / "plain")
+    plain.loop.run(Batches())
+    assert {event.progress.norm for event in plain.of(Stepped)} == {None}
 
 
 def test_a_resumed_loop_is_identical_to_an_uninterrupted_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import resource
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_every_event_becomes_a_line(tmp_path: Path) -> None:
     place = {"update": 4, "samples": 8, "seconds": 0.5}
     figures = ["loss", "lr", "samples_per_second", "bubble", "bubbles", "memory", "resident", "waited_for_data"]
     assert list(train) == ["kind", *place, *figures]
+    assert list(replace(progress(4), norm=0.5).figures) == ["loss", "norm", *figures[1:]]
     assert evaluation == {"kind": "evaluation", **place, "loss": 2.0, "accuracy": 0.5}
     assert staleness == {"kind": "staleness", **sample}
 

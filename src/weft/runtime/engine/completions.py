@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.errors import Diverged
-from weft.runtime.weights import PendingUpdate
+from weft.runtime.weights import PendingUpdate, WholeNorm
 
 REMEDY = (
     "lower the learning rate or look at the data "
@@ -31,7 +31,7 @@ class Completed:
     minibatch: int
     loss: float
     skipped: bool  # by one of its chunks
-    norm: float | None
+    norm: float | None  # of the whole gradient, before clipping
 
 
 class Unread(NamedTuple):
@@ -40,6 +40,14 @@ class Unread(NamedTuple):
     chunk: int
     update: PendingUpdate
     skipped: bool  # whether some chunk had skipped its mini-batch by then
+
+
+class Unreported(NamedTuple):
+    """A mini-batch that this rank has finished, and whose norm other ranks may not have added to."""
+
+    chunk: int
+    completed: Completed
+    norm: WholeNorm
 
 
 class Completions:
@@ -52,6 +60,7 @@ class Completions:
         self._skipped_in_a_row = 0
         self._skips: set[int] = set()  # mini-batches with a skip, until all parameter sets have had them
         self._unread: deque[Unread] = deque()
+        self.unreported: deque[Unreported] = deque()
         self._updated: dict[int, int] = defaultdict(int)  # mini-batch -> chunks whose loss was read
         self._finished: dict[int, int] = defaultdict(int)  # mini-batch -> parameter sets that have, tied ones too
 
@@ -95,9 +104,16 @@ class Completions:
         self._updated[minibatch] += 1
         if self._updated[minibatch] == self._chunks:
             del self._updated[minibatch]
-            self.newest = Completed(
-                minibatch=minibatch, loss=update.loss, skipped=entry.skipped, norm=update.norm_value
-            )
+            completed = Completed(minibatch=minibatch, loss=update.loss, skipped=entry.skipped, norm=update.norm_value)
+            if update.whole_norm is None:
+                self.newest = completed
+            else:
+                self.unreported.append(Unreported(entry.chunk, completed, update.whole_norm))
+
+    def report(self) -> None:
+        """Report the oldest mini-batch whose norm was awaited; the host knows it by now."""
+        entry = self.unreported.popleft()
+        self.newest = replace(entry.completed, norm=entry.norm.value)
 
     def _check_norm(self, update: PendingUpdate) -> None:
         norm = update.norm_value

@@ -276,9 +276,7 @@ class _Graph:
             edges = self._edges[node]
             if len(edges) == 1 and edges[0][0] in path:  # most nodes
                 continue
-            sides = {
-                number: edge for number, edge in enumerate(edges) if edge[0] is not None and edge[0] not in path
-            }
+            sides = {number: edge for number, edge in enumerate(edges) if edge[0] is not None and edge[0] not in path}
             if sides:
                 waits = node not in self._at_once and can_wait(node, sides)
                 found.append((node._sequence_nr(), _Joint(node, sides, waits)))

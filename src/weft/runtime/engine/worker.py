@@ -7,6 +7,7 @@ waits in its place. So real ranks, which block, and virtual ranks, which take tu
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -100,6 +101,7 @@ class Worker:
         if self.programs[0].drain == 0:  # nothing else is left to do meanwhile
             yield from self._finish_updates()
         yield from self._join_awaited_sums(cycle)
+        yield from self._report(self.begun + cycle)
 
     def _pass(self, task: Task) -> Waits:
         """Run a forward or a backward, as soon as its weights and its message are there."""
@@ -158,6 +160,7 @@ class Worker:
         end = mark(self.device)  # compute has waited for all sums by then
         yield from self.wait_for_device(lambda: end is None or end.query(), "its device to finish all updates")
         yield from self._read_losses(all_of_them=True)
+        yield from self._report(math.inf)
 
     def _finish_updates(self) -> Waits:
         for chunk in self.chunks.values():
@@ -223,7 +226,9 @@ class Worker:
 
     def sums_under_way(self) -> list[Future[Any]]:
         """Sums that the host waits for."""
-        return [update.sum for update in self._pending() if update.sum is not None and not update.sum.is_on_device]
+        gradients = [update.sum for update in self._pending() if update.sum is not None and not update.sum.is_on_device]
+        norms = [entry.norm.squares for entry in self.completions.unreported]
+        return [*gradients, *(squares for squares in norms if not squares.done())]
 
     def sums_on_device(self) -> list[str]:
         """Sums that the device still waits for, for an error message."""
@@ -243,6 +248,10 @@ class Worker:
                 if update.sum is not None and update.sum.done() and update.sum.exception() is not None:
                     with self.locating_errors(chunk.number, update.minibatch):
                         update.sum.result()
+        for entry in self.completions.unreported:
+            if entry.norm.squares.has_failed:
+                with self.locating_errors(entry.chunk, entry.completed.minibatch):
+                    entry.norm.squares.result()
 
     def has_stages_to_start(self) -> bool:
         """Whether another rank may come to wait for a sum that this one has not joined yet."""
@@ -396,6 +405,17 @@ class Worker:
                 yield from self.wait_for_device(update.is_known, what)
             with self.locating_errors(chunk, update.minibatch):
                 self.completions.read()
+
+    def _report(self, cycle: float) -> Waits:
+        """Report the mini-batches whose norms of the whole gradient are due in this cycle."""
+        unreported, norms = self.completions.unreported, self._gradient_sync.whole_norms
+        while unreported and norms is not None and norms.is_due(unreported[0].completed.minibatch, cycle):
+            chunk, completed, norm = unreported[0]
+            while not norm.squares.done():
+                if not self.advance():
+                    yield Wait(GRADIENTS, (Op.U, chunk, completed.minibatch), self._progress)
+            yield from self.wait_for_device(norm.is_known, f"the norm of mini-batch {completed.minibatch}")
+            self.completions.report()
 
     def restart(self, minibatches: int) -> None:
         """After a flush of `minibatches`: versions and micro-batches count from 0."""

@@ -30,6 +30,7 @@ from weft.runtime.device import HostCopy, mark, on_stream, record_use, wait_for_
 from weft.runtime.tensors import by_kind
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 from weft.runtime.weights.parameter_set import Gradients
+from weft.runtime.weights.whole_norm import WholeNorm, WholeNorms, counts
 
 
 @dataclass(kw_only=True)
@@ -42,6 +43,7 @@ class PendingUpdate:
     gradients: Gradients
     numbers: Tensor  # float64, beside the gradients: the loss, and above 0 if a micro-batch's is not finite
     norm: HostCopy | None = None  # of the group's gradients, before clipping, where there is a norm
+    whole_norm: WholeNorm | None = None  # of the mini-batch's whole gradient, where there are several groups
     stages: list[Stage] = field(default_factory=list)  # that are left, the one under way first
     sum: Sum | None = None  # of the stage under way
     ready: torch.Event | None = None  # gradients and numbers are there when this mark is reached
@@ -140,8 +142,7 @@ class Norm:
 
     def part(self, update: PendingUpdate) -> Parts:
         member = update.member
-        first = member not in self.ties or self.ties[member].members[0] == member
-        gradients = [_dense(gradient) for gradient in update.present()] if first else []
+        gradients = [_dense(gradient) for gradient in update.present()] if counts(member, self.ties) else []
         if not gradients:
             return [torch.zeros(1, dtype=torch.float64, device=update.numbers.device)]
         return [torch.nn.utils.get_total_norm(gradients).to(torch.float64).reshape(1) ** 2]
@@ -166,10 +167,13 @@ class GradientSync:
     sums: GroupSums
     stages: Sequence[Stage]
     read_after: Mapping[Member, float] = field(default_factory=dict)
+    whole_norms: WholeNorms | None = None  # with several norms a mini-batch
 
     def awaited(self, update: PendingUpdate, cycle: int) -> bool:
         """Whether, in this cycle (counted like mini-batches), a member may wait for a sum that is not started here."""
         left = [stage.groups[update.member].members for stage in update.stages[1:]]
+        if left and self.whole_norms is not None and self.whole_norms.is_due(update.minibatch, cycle):
+            return True
         return any(update.minibatch + self.read_after[member] < cycle + 1 for members in left for member in members)
 
     def close(self) -> None:
@@ -243,7 +247,10 @@ class GradientSync:
             with on_stream(self.sums.stream(group)):
                 wait_for_mark(update.ready, device)
                 record_use([*update.present(), update.numbers], device)
-                update.sum = self.sums.add(group, update.minibatch, update.member, stage.part(update))
+                part = stage.part(update)
+                update.sum = self.sums.add(group, update.minibatch, update.member, part)
+                if self.whole_norms is not None and isinstance(stage, Norm):
+                    update.whole_norm = self.whole_norms.add(self.sums, update.member, update.minibatch, part)
 
 
 def _clip_scale(norm: Tensor, limit: float) -> float | Tensor:

@@ -11,6 +11,7 @@ import torch
 from weft.runtime.comm import AllReduce
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member
 from weft.runtime.weights.gradient_sync import Average, GradientSync, Norm, Stage, Tie
+from weft.runtime.weights.whole_norm import WholeNorms
 from weft.schedule import NONE, Op, Program, Schedule, shared_weights
 
 MOST_NORMS = 2  # WPipe's two groups; with more, tied weights have a norm of their own
@@ -105,6 +106,7 @@ def gradient_sync_for(
     ]
     ties = _by_member(_ties(members, sets))
     stages: list[Stage] = []
+    whole_norms: WholeNorms | None = None
     if replicas > 1:
         stages.append(Average(groups=_by_member(_averages(members, schedule)), replicas=replicas))
     if ties:
@@ -114,8 +116,10 @@ def gradient_sync_for(
         shared = _cover_most_chunks(chunks, schedule)
         norms = _by_member(_norms(members, sets, chunks, _tied_homes(sets, program) if shared else {}))
         stages.append(Norm(groups=norms, ties=ties if shared else {}, limit=clip_norm))
+        if len(chunks) > 1:
+            whole_norms = _whole_norms(program, members, ties)
     across: dict[str, AllReduce] = {}
-    for line, (ranks, on_device) in _communicators(stages, schedule).items():
+    for line, (ranks, on_device) in _communicators(stages, whole_norms, schedule).items():
         over_ranks = all_reduce(ranks, on_device=on_device) if len(ranks) > 1 else None
         if over_ranks is not None:
             across[line] = over_ranks
@@ -125,18 +129,22 @@ def gradient_sync_for(
         (replica, chunk, number): tied[holders] if (holders := sets[chunk][number]) else _read_after(program, [chunk])
         for replica, chunk, number in members
     }
-    return GradientSync(sums=sums, stages=stages, read_after=read_after)
+    return GradientSync(sums=sums, stages=stages, read_after=read_after, whole_norms=whole_norms)
 
 
-def _communicators(stages: Sequence[Stage], schedule: Schedule) -> dict[str, tuple[list[int], bool]]:
+def _communicators(
+    stages: Sequence[Stage], whole_norms: WholeNorms | None, schedule: Schedule
+) -> dict[str, tuple[list[int], bool]]:
     """The ranks of each communicator, and whether it adds up tensors of devices."""
+    groups = [(group, not isinstance(stage, Norm)) for stage in stages for group in stage.groups.values()]
+    if whole_norms is not None:
+        groups += [(group, False) for group in whole_norms.groups.values()]
     return {
         group.line: (
             sorted({replica * schedule.stages + schedule.placement[chunk] for replica, chunk, _ in group.members}),
-            not isinstance(stage, Norm),
+            on_device,
         )
-        for stage in stages
-        for group in stage.groups.values()
+        for group, on_device in groups
     }
 
 
@@ -205,3 +213,21 @@ def _norms(
             name = f"norm of chunks {chunks[0]} to {chunks[-1]} of replica {replica}"
         found.setdefault(name, []).append((replica, chunk, number))
     return [Group(name=name, members=tuple(group)) for name, group in found.items()]
+
+
+def _whole_norms(program: Program, members: list[Member], ties: Mapping[Member, Group]) -> WholeNorms:
+    """All chunks of each replica.
+
+    All of them are updated a cycle before ranks report the norm, which is on its way meanwhile. A synchronous pipeline
+    has nothing else to do, and reports it at once.
+    """
+    found: dict[int, list[Member]] = {}
+    for member in members:
+        found.setdefault(member[0], []).append(member)
+    return WholeNorms(
+        groups=_by_member(
+            [Group(name=f"norm of replica {replica}", members=tuple(group)) for replica, group in found.items()]
+        ),
+        ties=ties,
+        after=max(_made_after(program, chunk) for chunk in range(program.schedule.chunks)) + (program.drain > 0),
+    )

@@ -94,6 +94,7 @@ class Loop:
         self._clock = Clock()
         self._progress = Progress(updates=options.updates)
         self._losses: list[float] = []  # since the last log
+        self._norms: list[float] = []
         self._sampled = -1  # last mini-batch whose staleness was reported
         self._unflushed = self._skipped = 0
         self._timeline: Timeline | None = None
@@ -166,11 +167,13 @@ class Loop:
         """Note the newest completed mini-batch, if it is a new one."""
         if result.loss is not None and result.minibatch is not None and result.minibatch >= self.state.update:
             self._losses.append(result.loss)
+            self._norms += [] if result.norm is None else [result.norm]
             self.state.update, self._skipped = result.minibatch + 1, result.skipped
 
     def _log(self) -> None:
-        losses = [loss for loss in self._losses if math.isfinite(loss)]
+        losses, norms = ([number for number in kept if math.isfinite(number)] for kept in (self._losses, self._norms))
         self._losses.clear()
+        self._norms.clear()
         if not losses:
             return
         self.state.seconds = self._clock.seconds
@@ -181,6 +184,7 @@ class Loop:
         self._progress = replace(
             now,
             loss=sum(losses) / len(losses),
+            norm=sum(norms) / len(norms) if norms else None,
             lr=self._learning_rate(now.update - 1 - self._skipped),
             samples_per_second=speed,
             seconds_left=left / speed if speed else math.nan,

@@ -1,6 +1,6 @@
 """`metrics.jsonl`: one object a line, for people, plots and other programs; and TensorBoard events on request.
 
-{"kind": "train", "update": 10, "samples": 480, "seconds": 1.9, "loss": 4.1, "lr": 0.0005, …}
+{"kind": "train", "update": 10, "samples": 480, "seconds": 1.9, "loss": 4.1, "norm": 0.7, "lr": 0.0005, …}
 {"kind": "evaluation", "update": 150, …, "loss": 2.2, "perplexity": 9.1}
 {"kind": "save failed", "update": 300, …, "problem": "can't write …"}
 {"kind": "staleness", "update": 50, "chunk": 0, "predicted": 0.11, "stale": 0.15}

@@ -17,6 +17,7 @@ class Progress:
     samples: int = 0
     seconds: float = 0.0
     loss: float = math.nan
+    norm: float | None = None  # of the gradients before clipping; None if no norm is computed
     lr: float = 0.0
     samples_per_second: float = 0.0
     seconds_left: float = math.nan
@@ -40,6 +41,7 @@ class Progress:
         """The rest of a line of metrics."""
         return {
             "loss": self.loss,
+            **({} if self.norm is None else {"norm": self.norm}),
             "lr": self.lr,
             "samples_per_second": self.samples_per_second,
             "bubble": self.bubble,
