@@ -181,7 +181,7 @@ class Cost:
                 f"costs need one entry per chunk (entries: {len(self.chunks)}, chunks of {schedule.title}: "
                 f"{schedule.chunks})"
             )
-        recompute_choices([chunk.recompute for chunk in self.chunks], schedule, at_any_weights=True)  # as in papers
+        recompute_choices([chunk.recompute for chunk in self.chunks], schedule)
         for edge in self.links:
             if not all(0 <= rank < schedule.stages for rank in edge):
                 raise WeftError(f"links join ranks 0 to {schedule.stages - 1} (got {edge[0]}-{edge[1]})")
