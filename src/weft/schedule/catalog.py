@@ -110,7 +110,7 @@ METHODS: dict[str, Method] = {
     "weave": Method(
         build=weave,
         asynchronous=True,
-        needs=">= 4p/3",
+        needs="4p/3 suffice",
         weights="newest; same",
         summary="no bubble, half to three quarters of wpipe's activations, few late micro-batches",
         variants=({"slack": 0}, {"split": False}),
