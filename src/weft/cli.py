@@ -141,7 +141,10 @@ def draw(arguments: argparse.Namespace) -> None:
     if arguments.until is not None and not (arguments.output or "").lower().endswith(".svg"):
         raise WeftError("--until needs -o FILE.svg; use --width in a terminal, and zoom in other files")
     if arguments.output is not None and (arguments.width is not None or arguments.show_versions):
-        raise WeftError("--width and --show-versions are for the terminal; a file shows everything")
+        raise WeftError(
+            "--width and --show-versions are for the terminal; a file shows versions where blocks have room for them: "
+            "draw less with --until (.svg), or zoom (.html)"
+        )
     if arguments.output is None and not arguments.json:
         width = _or(arguments.width, shutil.get_terminal_size(fallback=(120, 24)).columns)
         minibatches = _or(arguments.minibatches, pictures.enough(schedule, cost, width=width))

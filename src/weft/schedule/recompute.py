@@ -39,11 +39,11 @@ def recompute_choices(given: RecomputeChoice | Sequence[RecomputeChoice], schedu
             f'recompute is true, false or "layer", or one of them a chunk (got {choices}, chunks: {schedule.chunks})'
         )
     if "layer" in choices and splits_backwards(schedule):
-        whole = "weave with split=False" if schedule.name == "weave" else "1f1b"
+        whole = "weave without split" if schedule.name == "weave" else "1f1b"
         raise WeftError(
             f"{schedule.name} splits backwards and keeps the inputs and gradients of all layers for the gradients of "
-            'weights, so recompute="layer" would save little; use recompute=True, or a schedule with whole backwards, '
-            f"such as {whole}"
+            "weights, so recompute by layer would save little; recompute whole chunks, or use a schedule "
+            f"with whole backwards, such as {whole}"
         )
     if any(choices):
         _need_weights_of_forward(
