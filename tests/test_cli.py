@@ -36,6 +36,7 @@ def test_schedules_lists_every_method(capsys: pytest.CaptureFixture[str]) -> Non
     text = out(capsys, "schedules")
     assert len(names) == 12
     assert all(name in text for name in names)
+    assert "can't have this size" not in text
 
 
 def test_schedules_show_figures_at_a_size(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +54,7 @@ def test_schedules_show_figures_at_a_size(capsys: pytest.CaptureFixture[str]) ->
     assert re.search(r"^wpipe --warmup 2 --fresh +0.0% +15.5 +0.5 +0.75$", out(capsys, *sizes), re.MULTILINE)
     few = ("schedules", "--stages", "8", "--microbatches", "3")
     assert re.search(r"^wpipe +– +– +– +–$", out(capsys, *few), re.MULTILINE)
+    assert "– can't have this size: weft simulate with the same size says why" in out(capsys, *few)
     problems = [method["figures"]["variants"][0].get("problem", "") for method in data(capsys, *few)]
     assert any("wpipe needs microbatches to be a multiple of stages" in problem for problem in problems)
 
@@ -78,12 +80,14 @@ def test_simulate_prints_figures(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "simulate", "wpipe", "--stages", "8", "--microbatches", "8")
     assert re.search(r"^idle time of fill and drain +10.5$", text, re.MULTILINE)
     assert re.search(r"^delay in updates +mean 0.5, largest 1$", text, re.MULTILINE)
-    assert re.search(r"^slack, time of a hop that is hidden +0$", text, re.MULTILINE)
+    assert re.search(r"^slack, time by which hops may take longer +0$", text, re.MULTILINE)
     ahead = ("simulate", "wpipe", "--stages", "2", "--microbatches", "4", "--warmup", "2")
-    assert re.search(r"^slack, time of a hop that is hidden +0.75$", out(capsys, *ahead), re.MULTILINE)
+    assert re.search(r"^slack, time by which hops may take longer +0.75$", out(capsys, *ahead), re.MULTILINE)
     single = ("simulate", "2bw", "--stages", "1", "--microbatches", "2")
     assert data(capsys, *single)["slack"] == {"messages": None, "ranks": [None]}
-    assert re.search(r"^slack, time of a hop that is hidden +no messages$", out(capsys, *single), re.MULTILINE)
+    assert re.search(
+        r"^slack, time by which hops may take longer +no messages between ranks$", out(capsys, *single), re.MULTILINE
+    )
 
 
 def test_fresh_reads_change_versions_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from benchmarks.harness.deadline import BUILD_TIMEOUT, START_TIMEOUT, exit_after
 from benchmarks.harness.environment import data_folder, describe_environment, installed_version, require_files
 from benchmarks.harness.process_status import status
 from benchmarks.harness.resume_cache import ResumeCache
-from benchmarks.harness.schedules import fits, schedule_named
+from benchmarks.harness.schedules import fits, schedule_named, title_of
 
 __all__ = [
     "BENCHMARKS",
@@ -28,4 +28,5 @@ __all__ = [
     "run",
     "schedule_named",
     "status",
+    "title_of",
 ]

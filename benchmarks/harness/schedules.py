@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from weft.errors import WeftError
 from weft.schedule import METHODS, Schedule, schedule
 
@@ -25,6 +27,11 @@ def fits(name: str, stages: int, microbatches: int) -> bool:
     except WeftError:
         return False
     return True
+
+
+def title_of(name: str) -> str:
+    """`wpipe fresh True` as `wpipe fresh`, `weave split False` as `weave no split`."""
+    return re.sub(r"(\w+) False\b", r"no \1", name).replace(" True", "")
 
 
 def _value(text: str) -> int | bool | str:

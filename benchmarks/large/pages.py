@@ -59,7 +59,7 @@ def plots(results: Results) -> dict[str, str]:
     for model in results["models"]:
         parts = {label_of(cell["contestant"], cell["options"]): _peak(cell) / MIB for cell in model["cells"]}
         title = f"{model['name']} on {model['ranks']} ranks: peak of the fullest rank beyond an empty process"
-        found[f"{_name(model)}.svg"] = bars(title, {"peak": parts}, unit="MiB", digits=0)
+        found[f"{_name(model)}.svg"] = bars(title, {"": parts}, unit="MiB", digits=0)
     if results["headline"]:
         sizes = {name: cell["parameters"] / 1e6 for name, cell in results["headline"]["contestants"].items()}
         sizes["one rank alone"] = results["headline"]["alone"]["parameters"] / 1e6

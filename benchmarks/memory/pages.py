@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.harness import Results
+from benchmarks.harness import Results, title_of
 from benchmarks.rendering import bars, stacks, table
+from weft.simulate import CATEGORIES
 
 MIB = 2**20
 COUNTED = ("weights", "extra_versions", "masters", "gradients", "optimizer", "activations")  # whose sum is compared
@@ -33,7 +34,7 @@ def _simulated_table(model: Mapping[str, Any], microbatches: int) -> str:
         sums = [_sum(rank) for rank in cell["ranks"]]
         fullest = cell["ranks"][sums.index(max(sums))]
         columns = [fullest["weights"] + fullest["extra_versions"], *(fullest[name] for name in COUNTED[1:])]
-        name = cell["method"].removesuffix(" True").replace(" ", ", ", 1)
+        name = title_of(cell["method"]).replace(" ", ", ", 1)
         rows.append([label_of(name, cell["form"]), *map(_mib, [*columns, max(sums), min(sums)])])
     return f"{table(head, rows)}\n\nMiB of the fullest rank, m = {microbatches}, batch {model['size']['batch']}."
 
@@ -78,7 +79,7 @@ def plots(results: Results) -> dict[str, str]:
         panels: dict[str, dict[str, dict[str, float]]] = {}
         for cell in model["cells"]:
             counted = max((rank["counted"] for rank in cell["ranks"]), key=_sum)
-            parts = {part.replace("_", " "): counted[part] / MIB for part in COUNTED}
+            parts = {part.replace("_", " "): counted[part] / MIB for part in CATEGORIES if part in COUNTED}
             panels.setdefault(cell["form"] or "no recompute", {})[cell["method"]] = parts
         title = f"BERT {name}, batch {model['size']['batch']}: bytes of the fullest rank"
         found[f"{name}.svg"] = stacks(title, panels, unit="MiB")

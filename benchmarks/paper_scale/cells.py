@@ -3,7 +3,8 @@
 A grid is depth x width: pipelines of `depth` ranks, `width` replicas of them. The batch is what one update is computed
 from, over the whole grid; a replica has its share, in `m = depth` micro-batches unless assumed otherwise. A batch of
 fewer samples is cut into fewer micro-batches if the method allows it; else there is no such cell. `weave` with slack
-needs more micro-batches, and fresh reads change nothing with so few, so these have `m = 2 depth`.
+needs more micro-batches, and fresh reads change nothing with so few, so these have `m = 2 depth`. A method whose
+backwards read other weights than their forwards can't recompute, and has no such cells either.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ def cells_of(model: str, assumptions: Assumptions, methods: tuple[str, ...]) -> 
     batches = [batch for batch in assumptions.batches if devices == 8 or batch >= devices]
     for depth, width in GRIDS[devices]:
         for method in methods:
+            choices = [choice for choice in assumptions.choices if not choice or _can_recompute(method, depth)]
             for batch in batches:
-                for recompute in assumptions.choices:
+                for recompute in choices:
                     cell = Cell(model=model, method=method, depth=depth, width=width, batch=batch, recompute=recompute)
                     if microbatches_of(cell, assumptions):
                         yield cell
@@ -89,6 +91,12 @@ def _most(method: str, depth: int, rounds: int) -> int:
 def _supports_fewer(method: str, depth: int) -> bool:
     """Whether the method can have fewer micro-batches than ranks."""
     return fits(method, depth, 1)
+
+
+@cache
+def _can_recompute(method: str, depth: int) -> bool:
+    """Whether a backward reads the weights of its forward."""
+    return schedule_named(method, depth, 2 * depth).weights.backward == "forward"
 
 
 def simulate_cell(cell: Cell, assumptions: Assumptions) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.harness import Results
+from benchmarks.harness import Results, title_of
 from benchmarks.paper_scale.sensitivity import compare, fastest, place
 from benchmarks.rendering import bars, lines, stacks, table
+from weft.simulate import CATEGORIES
 from weft.text import format_figure
 
 SHOWN = ("gpipe", "2bw", "wpipe", "xpipe", "weave", "weave slack 0")
@@ -95,8 +96,7 @@ def _slack(models: Mapping[str, Cells]) -> str:
 
 def title(method: str) -> str:
     """`wpipe fresh True` as `wpipe, fresh`."""
-    name, *options = method.removesuffix(" True").split(" ", 1)
-    return ", ".join([name, *options])
+    return title_of(method).replace(" ", ", ", 1)
 
 
 def _idle_of(cells: Cells, grid: tuple[int, int]) -> dict[str, float]:
@@ -176,7 +176,7 @@ def _stacks(models: Mapping[str, Cells]) -> dict[str, dict[str, dict[str, float]
         for cell in models[model]:
             if cell["recompute"] and cell["batch"] == 64:
                 panel = panels.setdefault(f"{model}, {cell['depth']} × {cell['width']}, batch 64", {})
-                panel[title(cell["method"])] = {name.replace("_", " "): value for name, value in cell["gb"].items()}
+                panel[title(cell["method"])] = {name.replace("_", " "): cell["gb"][name] for name in CATEGORIES}
     return panels
 
 

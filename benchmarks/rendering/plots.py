@@ -66,13 +66,17 @@ def _whiskers(axes: Axes, rows: Mapping[int, tuple[float, float, float]]) -> Non
 
 
 def stacks(title: str, panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str, digits: int = 1) -> str:
-    """Horizontal bars made of parts, with their sums and a legend of the parts. One scale, the same rows."""
+    """Horizontal bars made of parts, with their sums and a legend of the parts that occur. One scale, the same rows.
+
+    A part has the colour of its place, so the same list of parts has the same colours in every plot.
+    """
     labels = _union(panels.values())
     parts = _union(stack for panel in panels.values() for stack in panel.values())
+    occur = [part for part in parts if any(stack.get(part) for panel in panels.values() for stack in panel.values())]
     sums = [math.fsum(stack.values()) for panel in panels.values() for stack in panel.values()]
     texts = [_number(total, digits) for total in sums]
     with style():
-        sheet = Sheet(title, unit, _row_layout(labels, len(panels)), panels, legend=parts)
+        sheet = Sheet(title, unit, _row_layout(labels, len(panels)), panels, legend=occur)
         handles = {}
         for name, panel, axes in sheet.panels():
             _rows(axes, name, labels, first=sheet.in_first_column(name), ends=sums, texts=texts)
@@ -85,7 +89,7 @@ def stacks(title: str, panels: Mapping[str, Mapping[str, Mapping[str, float]]], 
                 starts = [start + width for start, width in zip(starts, widths, strict=True)]
             for row, end in zip(rows, starts, strict=True):
                 _write_value(axes, end, row, _number(end, digits))
-        sheet.legend({part: handles[part] for part in parts})
+        sheet.legend({part: handles[part] for part in occur})
         return sheet.svg()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from benchmarks.harness import Results
+from benchmarks.harness import Results, title_of
 from benchmarks.rendering import bars, median_and_quartiles, quartiles, table, verdict
 
 BASE = "weft 2bw"
@@ -49,11 +49,11 @@ def tables(results: Results) -> dict[str, str]:
     names = list(next(iter(paced.values()))["seconds"])
 
     def rows(columns: list[dict[str, list[float]]]) -> list[list[str]]:
-        return [[name, *(median_and_quartiles(column[name]) for column in columns)] for name in names]
+        return [[title_of(name), *(median_and_quartiles(column[name]) for column in columns)] for name in names]
 
     held = [
         [
-            name,
+            title_of(name),
             " ".join(f"{rank / 1024:.0f}" for rank in memory["counted"]),
             f"{max(memory['counted']) / _wpipe_peak(results):.2f}",
             f"{max(memory['counted']) / max(memory['simulated']):.3f}",
@@ -64,7 +64,7 @@ def tables(results: Results) -> dict[str, str]:
     return {
         "paced": f"{table(['contender', *paced], rows([over(case, BASE) for case in paced.values()]))}\n\n{about}",
         "simulated": table(["contender", *paced], rows([over_simulated(case) for case in paced.values()])),
-        "milliseconds": table(["contender", *paced], [[name, *_times(paced, name)] for name in names]),
+        "milliseconds": table(["contender", *paced], [[title_of(name), *_times(paced, name)] for name in names]),
         "models": table(
             ["contender", *(f"{model}, {what}" for model in models for what in ("of the limit", "over 2bw"))],
             rows([column for case in models.values() for column in (of_limit(case), over(case, BASE))]),
@@ -88,7 +88,7 @@ def _wpipe_peak(results: Results) -> float:
 def plots(results: Results) -> dict[str, str]:
     """Bars of every contender over 2bw."""
     panels = {
-        case: {name: quartiles(values) for name, values in over(found, BASE).items()}
+        case: {title_of(name): quartiles(values) for name, values in over(found, BASE).items()}
         for case, found in cases(results).items()
     }
     title = "Layers that sleep: throughput over 2bw's"

@@ -40,6 +40,10 @@ FAILED = 1  # exit code of a failed run
 MISTAKE = 2  # of a user's mistake
 INTERRUPTED = 130
 
+SYMBOLS = """p: stages; r: rank, from 0; v: chunks of a rank; G0, G1: first and second half of the model
+W(t): weights after t updates, which mini-batch t updates; newest: on the rank; stashed: older, kept for backwards
+bellwether: the first micro-batch of a mini-batch; in flight: between forward and backward"""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; return the exit code."""
@@ -121,10 +125,13 @@ def schedules(arguments: argparse.Namespace) -> None:
         for name, method in METHODS.items()
     ]
     print_table(("schedule", "", "micro-batches", "forward; backward at", "options", ""), rows)
+    print(f"\n{SYMBOLS}")
     about = f"{format_count(arguments.stages, 'stage')}, {format_count(arguments.microbatches, 'micro-batch')}"
     print(f"\n{about}: micro-batches in flight on the fullest rank (in stages), mean delay in updates,")
     print("and slack of messages: the time of a hop that is hidden, in forwards of a stage")
     print_method_figures(figures)
+    if any("problem" in variant for variants in figures.values() for variant in variants):
+        print("– can't have this size: weft simulate with the same size says why")
 
 
 def draw(arguments: argparse.Namespace) -> None:
@@ -134,7 +141,10 @@ def draw(arguments: argparse.Namespace) -> None:
     if arguments.until is not None and not (arguments.output or "").lower().endswith(".svg"):
         raise WeftError("--until needs -o FILE.svg; use --width in a terminal, and zoom in other files")
     if arguments.output is not None and (arguments.width is not None or arguments.show_versions):
-        raise WeftError("--width and --show-versions are for the terminal; a file shows everything")
+        raise WeftError(
+            "--width and --show-versions are for the terminal; a file shows versions where blocks have room for them: "
+            "draw less with --until (.svg), or zoom (.html)"
+        )
     if arguments.output is None and not arguments.json:
         width = _or(arguments.width, shutil.get_terminal_size(fallback=(120, 24)).columns)
         minibatches = _or(arguments.minibatches, pictures.enough(schedule, cost, width=width))
@@ -175,7 +185,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         return
     print(schedule.title)
     print_table(("", ""), list(headline(figures).items()))
-    print("\npeaks of each rank: micro-batches in flight (in whole stages), memory by category")
+    print("\neach rank: most micro-batches in flight (in whole stages), memory by category when the total is largest")
     print_ranks(figures)
     print("\nweights of each chunk: versions held, delay in updates (largest and mean), updates predicted ahead")
     print_chunks(figures, schedule.placement)
@@ -280,7 +290,12 @@ def _draw_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser)
-    parser.add_argument("--minibatches", type=whole_number, metavar="N", help="mini-batches of the makespan")
+    parser.add_argument(
+        "--minibatches",
+        type=whole_number,
+        metavar="N",
+        help="mini-batches of the makespan (default: as many as it takes to reach the steady state)",
+    )
     add_costs(parser)
 
 

@@ -25,14 +25,14 @@ def headline(figures: Figures) -> dict[str, str]:
         f"makespan of {format_count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
         "messages per micro-batch": f"{figures['messages_per_microbatch']:g}",
         "delay in updates": delay_text(figures["mean_delay"], figures["delay"], figures["ahead"]),
-        "slack, time of a hop that is hidden": _slack_text(figures["slack"]),
+        "slack, time by which hops may take longer": _slack_text(figures["slack"]),
     }
 
 
 def _slack_text(slack: Mapping[str, Any] | None) -> str:
     if slack is None:
         return "not computed: too many actions"
-    return "no messages" if slack["messages"] is None else format_figure(slack["messages"])
+    return "no messages between ranks" if slack["messages"] is None else format_figure(slack["messages"])
 
 
 def print_ranks(figures: Figures) -> None:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import weft
 from benchmarks.harness import ResumeCache
 from benchmarks.paper_scale import pages, shapes
-from benchmarks.paper_scale.cells import Assumptions, Cell, microbatches_of, simulate_cell
+from benchmarks.paper_scale.cells import METHODS, Assumptions, Cell, cells_of, microbatches_of, simulate_cell
 from benchmarks.paper_scale.devices import Device, ring_seconds
 from benchmarks.paper_scale.measure import measure
 from benchmarks.paper_scale.sensitivity import compare
@@ -130,6 +130,16 @@ def test_small_batches_have_fewer_micro_batches_where_the_method_allows_it() -> 
     deep = dataclasses.replace(cell, depth=8, width=1, batch=16)
     for method, microbatches in (("weave slack 0", 8), ("weave", 16), ("wpipe", 8), ("wpipe fresh True", 16)):
         assert microbatches_of(dataclasses.replace(deep, method=method), Assumptions()) == microbatches
+
+
+def test_methods_that_weft_does_not_recompute_have_no_such_cells() -> None:
+    cells = cells_of("bert-96", Assumptions(batches=(64,)), METHODS[8])
+    kept = {cell.method for cell in cells} - {
+        cell.method for cell in cells_of("bert-96", Assumptions(batches=(64,), choices=(True,)), METHODS[8])
+    }
+    assert kept == {"paci", "xpipe"}
+    with pytest.raises(weft.WeftError, match="can't be computed again"):
+        simulate_cell(Cell(model="bert-96", method="paci", depth=8, width=1, batch=64, recompute=True), Assumptions())
 
 
 def test_fresh_reads_halve_the_delay_and_slack_is_in_forwards_of_a_stage() -> None:

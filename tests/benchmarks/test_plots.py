@@ -11,10 +11,12 @@ from typing import Any, cast
 import matplotlib
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.rendering import bars, lines, stacks
+from benchmarks.rendering.plots import COLOURS
 from benchmarks.rendering.sheet import Sheet
 
 LABELS = ["weft wpipe", "torch InterleavedZeroBubble", "data parallelism <DDP>", *(f"contender {n}" for n in range(4))]
@@ -104,7 +106,7 @@ def test_every_label_and_value_is_text() -> None:
     assert all(f">{median:.2f}<" in svg for panel in RATIOS.values() for _, median, _ in panel.values())
     assert ">share of the limit; dashed: 0.95<" in svg
     svg = PLOTS["memory"]()
-    assert all(f">{text}<" in svg for text in ("part 0", "part 4", "MiB", "transformer", "convolutions", "70.0"))
+    assert all(f">{text}<" in svg for text in ("part 1", "part 4", "MiB", "transformer", "convolutions", "70.0"))
     svg = PLOTS["losses"]()
     assert all(f">{text}<" in svg for text in (*LOSSES, "method 0", "method 4", "updates", "loss"))
 
@@ -133,6 +135,12 @@ def test_parts_of_a_bar_follow_each_other(figure_of: Any) -> None:
     assert [(bar.get_x(), bar.get_width()) for bar in (x, y)] == [(0.0, 1.0), (1.0, 3.0)]
     assert [(bar.get_x(), bar.get_width()) for bar in (no_x, other_y)] == [(0.0, 0.0), (0.0, 2.0)]
     assert x.get_facecolor() != y.get_facecolor() == other_y.get_facecolor()
+
+
+def test_a_part_that_no_bar_has_keeps_its_colour_and_is_not_in_the_legend(figure_of: Any) -> None:
+    figure = figure_of(lambda: stacks("", {"": {"a": {"x": 1.0, "none": 0.0, "y": 3.0}}}, unit="MiB"))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["x", "y"]
+    assert figure.axes[0].patches[-1].get_facecolor() == to_rgba(COLOURS[2])
 
 
 def test_curves_pass_through_their_points_and_keep_their_look(figure_of: Any) -> None:

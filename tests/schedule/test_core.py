@@ -60,6 +60,9 @@ def test_the_title_has_name_sizes_and_options() -> None:
     schedule = weft.schedule("interleaved", stages=1, microbatches=2, chunks=3)
     assert schedule.title == "interleaved, 1 stage, 2 micro-batches, chunks 3"
     assert schedule.chunks_of(0) == [0, 1, 2]
+    weave = weft.schedule("weave", stages=2, microbatches=4, split=False, predict="exact")
+    assert repr(weave) == "<Schedule weave, 2 stages, 4 micro-batches, no split, predict exact>"
+    assert repr(weft.schedule("wpipe", stages=1, microbatches=2, fresh=True)).endswith("micro-batches, fresh>")
 
 
 def test_a_schedule_copies_its_rows() -> None:

@@ -20,7 +20,7 @@ def test_a_sender_waits_only_when_its_link_is_full() -> None:
     assert run.needed_slots() == 3
     assert run.run(slots=3) == {}
     assert run.run(slots=2) == {0: 2, 1: 0}  # rank 0 has run three forwards and can't send the last
-    assert run.waits_for(0) == "to send the forward of micro-batch 2 to chunk 1: the link's 2 slots are full"
+    assert run.waits_for(0) == "to send the forward of micro-batch 2 to chunk 1: the link is full (2 unread)"
     assert run.waits_for(1) == "before 1F2 for its input"
 
 

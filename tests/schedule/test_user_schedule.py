@@ -21,6 +21,9 @@ class Sizes:
 def own(stages, microbatches):
     return weft.Schedule(name="own", stages=Sizes(stages).stages, microbatches=microbatches, streams=[STREAM])
 
+def few(stages, **options):
+    return own(stages, **options, microbatches=1)
+
 def wrong(stages, microbatches):
     return 3
 
@@ -55,6 +58,10 @@ def test_errors_of_the_function_become_clear_messages(folder: Path) -> None:
         load_schedule_function(f"{home}:wrong")(stages=1, microbatches=1)
     with pytest.raises(WeftError, match=r"failed \(RuntimeError: no\)"):
         load_schedule_function(f"{home}:broken")(stages=1, microbatches=1)
+    with pytest.raises(WeftError, match="own takes no slack; leave it out"):
+        load_schedule_function(f"{home}:own")(stages=1, microbatches=1, slack=0)
+    with pytest.raises(WeftError, match=r"failed \(TypeError.*microbatches"):
+        load_schedule_function(f"{home}:few")(stages=1, microbatches=1)
     with pytest.raises(WeftError, match="does not exist"):
         load_schedule_function(f"{folder}/none.py:own")
     (folder / "bad.py").write_text("1 +")

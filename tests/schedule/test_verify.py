@@ -82,7 +82,7 @@ BROKEN: list[tuple[str, str, Callable[[], Program]]] = [
     ("law", "the law says version 0 and 0 ahead", lambda: lower(replace(method("xpipe"), name="pipedream"))),
     ("law", "predicted 3", lambda: damaged(method("xpipe", microbatches=1), "ahead", 2, "2F0", 3)),
     ("bounded", "rank 0 holds 5 micro-batches", lambda: lower(replace(method("2bw", 4, 8, warmup=2), options={}))),
-    ("bounded", "only 4 are allowed", lambda: lower(replace(method("gpipe", 4, 8), name="1f1b"))),
+    ("bounded", "the limit is 4", lambda: lower(replace(method("gpipe", 4, 8), name="1f1b"))),
 ]
 
 
@@ -136,7 +136,7 @@ def test_wpipes_ring_needs_more_slots_than_a_line_of_ranks(stages: int) -> None:
     needed = weft.verify(method("wpipe", stages, stages)).slots
     assert needed == max(2, stages // 2)
     weft.verify(method("wpipe", stages, stages), slots=needed)
-    with pytest.raises(ScheduleError, match="slots are full"):
+    with pytest.raises(ScheduleError, match="the link is full"):
         weft.verify(method("wpipe", stages, stages), slots=needed - 1)
 
 

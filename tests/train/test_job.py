@@ -184,10 +184,10 @@ def test_options_of_weave(sets: list[str], options: dict[str, Any]) -> None:
 
 
 def test_split_backwards_are_not_recomputed_by_layer() -> None:
-    with pytest.raises(WeftError, match=r"weave splits backwards.*use recompute=True.*such as weave with split=False"):
+    with pytest.raises(WeftError, match=r"weave splits backwards.*recompute whole chunks.*such as weave without split"):
         job_of(None, ["schedule.name=weave", "schedule.recompute=layer"])
     job_of(None, ["schedule.name=weave", "schedule.recompute=layer", "schedule.split=false"])
-    with pytest.raises(WeftError, match=r"zb-h1 splits backwards.*use recompute=True"):
+    with pytest.raises(WeftError, match=r"zb-h1 splits backwards.*recompute whole chunks"):
         job_of(None, ["schedule.name=zb-h1", "schedule.recompute=layer"])
 
 

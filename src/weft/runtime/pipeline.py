@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal, Never, overload
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from weft import faults
 from weft.errors import RunError, WeftError
 from weft.runtime import checkpoint
-from weft.runtime.assembly import Settings, assemble
+from weft.runtime.assembly import Settings, assemble, refuse_unknown
 from weft.runtime.device import current_stream, within_stream
 from weft.runtime.engine import LossFunction, Outputs, Scores, Work, evaluate, feed
 from weft.runtime.initial import Weights
@@ -73,8 +73,10 @@ class Pipeline:
         predict: Mapping[str, Any] | None = None,
         cure: Cure | None = None,
         telemetry: int | None = None,
+        **unknown: Never,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "model")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "model", "unknown")}
+        refuse_unknown(unknown, given)
         self._empty = empty_process(model)
         self._assembly = assemble(model, Settings(**given), checkpoint.stored_weights)
         self.schedule, self.replicas, self.balance = self._assembly.schedule, replicas, self._assembly.balance

@@ -25,6 +25,9 @@ from weft.schedule.methods import (
 )
 from weft.text import did_you_mean
 
+PREDICT = "use predict, which is published or exact"
+VERSIONS = "it always predicts; use versions, which is published or exact"
+NEWEST = "forwards always read the newest version"
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -82,6 +85,7 @@ METHODS: dict[str, Method] = {
         needs="any",
         weights="newest; same",
         summary="no bubble, up to p - r - 1 stashed versions",
+        instead={"fresh": NEWEST},
     ),
     "2bw": Method(
         build=two_buffered,
@@ -90,7 +94,10 @@ METHODS: dict[str, Method] = {
         weights="W(t-1); same",
         summary="no bubble, two versions, one update late",
         variants=({"warmup": 2},),
-        instead={"fresh": "2bw with fresh reads is pipedream with at least as many micro-batches as stages"},
+        instead={
+            "fresh": "2bw with fresh reads is pipedream with at least as many micro-batches as stages",
+            "versions": PREDICT,
+        },
     ),
     "wpipe": Method(
         build=wpipe,
@@ -99,6 +106,7 @@ METHODS: dict[str, Method] = {
         weights="G0 W(t-1), G1 W(t); same",
         summary="no bubble, half of 2bw's extra weights and delay; fresh: less delay",
         variants=({"fresh": True}, {"warmup": 2}, {"warmup": 2, "fresh": True}),
+        instead={"versions": PREDICT},
     ),
     "paci": Method(
         build=paci,
@@ -106,14 +114,16 @@ METHODS: dict[str, Method] = {
         needs=">= p",
         weights="newest; newest",
         summary="no bubble, no extra versions; the two passes read different weights",
+        instead={"fresh": NEWEST},
     ),
     "weave": Method(
         build=weave,
         asynchronous=True,
-        needs=">= 4p/3",
+        needs="4p/3 suffice",
         weights="newest; same",
-        summary="no bubble, half to three quarters of wpipe's activations, few late micro-batches",
+        summary="no bubble, about p/3 (slack 0) to 2p/3 micro-batches in flight, few of them late",
         variants=({"slack": 0}, {"split": False}),
+        instead={"versions": PREDICT, "fresh": NEWEST},
     ),
     "xpipe": Method(
         build=xpipe,
@@ -121,6 +131,7 @@ METHODS: dict[str, Method] = {
         needs="any",
         weights="predicted; predicted",
         summary="no bubble, no stash: the bellwether predicts the weights",
+        instead={"predict": VERSIONS},
     ),
     "spectrain": Method(
         build=spectrain,
@@ -128,6 +139,7 @@ METHODS: dict[str, Method] = {
         needs="any",
         weights="predicted; predicted",
         summary="every micro-batch predicts, for both passes",
+        instead={"predict": VERSIONS},
     ),
     "pipeoptim": Method(
         build=pipeoptim,
@@ -135,6 +147,7 @@ METHODS: dict[str, Method] = {
         needs="any",
         weights="predicted; newest",
         summary="the forward predicts, the backward reads the newest",
+        instead={"predict": VERSIONS},
     ),
 }
 
@@ -147,10 +160,15 @@ def schedule(name: str, *, stages: int, microbatches: int, **options: Any) -> Sc
     for option in options:
         if option not in method.options:
             known = ", ".join(method.options) or "none"
-            hint = did_you_mean(option, method.options)
-            if option in method.instead:
-                hint = f" ({method.instead[option]})"
-            raise WeftError(f"{name} has no option {option!r}{hint}; its options are: {known}")
+            raise WeftError(f"{name} has no option {option!r}{_hint(method, option)}; its options are: {known}")
     check_sizes(stages=stages, microbatches=microbatches)
     check_work(stages=stages, microbatches=microbatches, chunks=stages)
     return method.build(int(stages), int(microbatches), **options)
+
+
+def _hint(method: Method, option: str) -> str:
+    """For an option that a method lacks: what to use, whose it is, or one with a similar name."""
+    if option in method.instead:
+        return f" ({method.instead[option]})"
+    owners = [name for name, other in METHODS.items() if option in other.options]
+    return f" (it is of {', '.join(owners)})" if owners else did_you_mean(option, method.options)

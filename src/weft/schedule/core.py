@@ -28,7 +28,7 @@ MAX_CHUNKS = np.iinfo(np.int16).max
 MAX_WORK = 2**24  # chunks x micro-batches of one mini-batch; larger tables would not fit in memory
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Schedule:
     """An order of work times a weight policy.
 
@@ -90,9 +90,12 @@ class Schedule:
 
     @property
     def title(self) -> str:
-        options = "".join(f", {name.replace('_', ' ')} {value}" for name, value in self.options.items())
+        options = "".join(f", {_option_text(name.replace('_', ' '), value)}" for name, value in self.options.items())
         stages, microbatches = format_count(self.stages, "stage"), format_count(self.microbatches, "micro-batch")
         return f"{self.name}, {stages}, {microbatches}{options}"
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.title}>"
 
     def about(self) -> dict[str, Any]:
         """Name and sizes as plain JSON data."""
@@ -107,6 +110,11 @@ class Schedule:
     def chunks_of(self, rank: int) -> list[int]:
         held: list[int] = np.flatnonzero(np.array(self.placement) == rank).tolist()
         return held
+
+
+def _option_text(name: str, value: Any) -> str:
+    """`warmup 2`, `fresh`, `no split`."""
+    return (name if value else f"no {name}") if isinstance(value, bool) else f"{name} {value}"
 
 
 def _read_only_copy(rows: Rows) -> Rows:

@@ -68,7 +68,7 @@ class DryRun:
         """What a stuck rank waits for, for error messages."""
         if rank in self.unsent:
             kind, chunk, index = self.unsent[rank]
-            return f"to send the {kind} of micro-batch {index} to chunk {chunk}: the link's {self.slots} slots are full"
+            return f"to send the {kind} of micro-batch {index} to chunk {chunk}: the link is full ({self.slots} unread)"
         return f"before {self.steps[rank][self.position[rank]].action} for its input"
 
     def _next(self, rank: int) -> Step | None:

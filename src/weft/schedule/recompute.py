@@ -30,10 +30,8 @@ def splits_backwards(schedule: Schedule) -> bool:
     return any(bool((stream["op"] == Op.I).any()) for stream in schedule.streams)
 
 
-def recompute_choices(
-    given: RecomputeChoice | Sequence[RecomputeChoice], schedule: Schedule, *, at_any_weights: bool = False
-) -> list[RecomputeChoice]:
-    """The choice of each chunk. `at_any_weights`: as if a forward could be repeated at the weights of its backward."""
+def recompute_choices(given: RecomputeChoice | Sequence[RecomputeChoice], schedule: Schedule) -> list[RecomputeChoice]:
+    """The choice of each chunk."""
     check_recompute(given)
     choices = [given] * schedule.chunks if isinstance(given, bool | str) else list(given)
     if len(choices) != schedule.chunks or not all(map(is_recompute_choice, choices)):
@@ -41,13 +39,13 @@ def recompute_choices(
             f'recompute is true, false or "layer", or one of them a chunk (got {choices}, chunks: {schedule.chunks})'
         )
     if "layer" in choices and splits_backwards(schedule):
-        whole = "weave with split=False" if schedule.name == "weave" else "1f1b"
+        whole = "weave without split" if schedule.name == "weave" else "1f1b"
         raise WeftError(
             f"{schedule.name} splits backwards and keeps the inputs and gradients of all layers for the gradients of "
-            'weights, so recompute="layer" would save little; use recompute=True, or a schedule with whole backwards, '
-            f"such as {whole}"
+            "weights, so recompute by layer would save little; recompute whole chunks, or use a schedule "
+            f"with whole backwards, such as {whole}"
         )
-    if any(choices) and not at_any_weights:
+    if any(choices):
         _need_weights_of_forward(
             schedule, "so a forward can't be computed again for its backward", remedy="leave recompute out"
         )

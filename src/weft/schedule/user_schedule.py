@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,22 @@ def load_schedule_function(name: str) -> Callable[..., Schedule]:
     function = user_code.load(name)
 
     def build(**arguments: Any) -> Schedule:
+        for option in arguments.keys() - {"stages", "microbatches"}:
+            if not _takes(function, option):
+                raise WeftError(f"{name} takes no {option}; leave it out")
         schedule = function(**arguments)
         if not isinstance(schedule, Schedule):
             raise WeftError(f"{name} must return a weft.Schedule (got {type(schedule).__name__})")
         return schedule
 
     return build
+
+
+def _takes(function: Callable[..., Any], option: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # no function, or one without a signature: the call will show it
+        return True
+    return option in parameters or any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )

@@ -41,7 +41,7 @@ RULES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Verdict:
     """The result for a schedule that breaks no rule."""
 
@@ -54,6 +54,10 @@ class Verdict:
     mean_delays: tuple[float, ...]  # the same, mean over micro-batches
     ahead: tuple[int, ...]  # how many updates they predict beyond the version that they read, at most
     slots: int  # unread messages that a link must hold to avoid a deadlock
+
+    def __repr__(self) -> str:
+        window = format_count(self.minibatches, "mini-batch")
+        return f"<Verdict {self.schedule.title}: every rule holds ({self.actions} actions of {window} run)>"
 
 
 def verify(schedule: Schedule, *, slots: int | None = None, in_flight: float | None = None) -> Verdict:
@@ -228,7 +232,7 @@ class _Run:
             self.peak[rank] = max(self.peak[rank], self.held[rank])
             stages, limit = self.held[rank] / self.chunks_per_rank[rank], self.limits[rank]
             if stages > limit:
-                problem = f"rank {rank} holds {stages:g} micro-batches in flight, but only {limit:g} are allowed"
+                problem = f"rank {rank} holds {stages:g} micro-batches in flight, but the limit is {limit:g}"
                 self.fail("bounded", problem, rank)
         if op in RETIRING:
             if step.minibatch > chunk.updates:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from weft.errors import WeftError
 from weft.schedule import Op, RecomputeChoice, Schedule, is_recompute_choice, recompute_choices
-from weft.text import did_you_mean
+from weft.text import did_you_mean, format_count
 
 LEAST, LARGEST = 1e-100, 1e100  # of any cost except 0, so that sums and quotients stay finite
 
@@ -178,10 +178,11 @@ class Cost:
     def check(self, schedule: Schedule) -> None:
         if len(self.chunks) != schedule.chunks:
             raise WeftError(
-                f"costs need one entry per chunk (entries: {len(self.chunks)}, chunks of {schedule.title}: "
-                f"{schedule.chunks})"
+                f"costs need one entry per chunk (entries: {len(self.chunks)}; {schedule.name} on "
+                f"{format_count(schedule.stages, 'stage')} has {format_count(schedule.chunks, 'chunk')}); give "
+                f"{schedule.chunks} entries"
             )
-        recompute_choices([chunk.recompute for chunk in self.chunks], schedule, at_any_weights=True)  # as in papers
+        recompute_choices([chunk.recompute for chunk in self.chunks], schedule)
         for edge in self.links:
             if not all(0 <= rank < schedule.stages for rank in edge):
                 raise WeftError(f"links join ranks 0 to {schedule.stages - 1} (got {edge[0]}-{edge[1]})")

@@ -151,6 +151,12 @@ def test_steps_of_the_axis() -> None:
     assert [round_step(least) for least in (0.7, 1, 1.2, 3, 51, 0.0004)] == pytest.approx([1, 1, 2, 5, 100, 0.0005])
 
 
+def test_updates_that_are_close_have_their_labels_side_by_side() -> None:
+    shown = timeline_of("weave", 4, 8, 3)
+    labels = re.findall('class="u">([^<]+)<', svg(shown))
+    assert len(labels) == sum(block.step.action.op == Op.U for block in shown.blocks) == 24
+
+
 def test_update_labels_never_overlap() -> None:
     root = ElementTree.fromstring(svg(timeline_of("pipedream", 2, 1, 300)))
     labels = [text for text in root.iter(f"{SVG}text") if text.get("class") == "u"]

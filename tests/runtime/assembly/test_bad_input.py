@@ -135,7 +135,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "more chunks than layers": (
         {"schedule": "wpipe", "stages": 4},
-        r"at least one layer per chunk \(layers: 4, chunks: 8\); use fewer stages",
+        r"per chunk \(layers: 4, chunks: 8, 2 a stage under wpipe\); use 2 stages, or .*one chunk a stage, such as 2bw",
     ),
     "balance sum": (
         {"balance": [1, 2]},
@@ -156,7 +156,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "split backwards by layer": (
         {"schedule": "zb-h1", "recompute": [True, "layer"]},
-        r'zb-h1 splits backwards.*recompute="layer" would save little; use recompute=True, or .*such as 1f1b',
+        r"zb-h1 splits backwards.*recompute by layer would save little; recompute whole chunks, or .*such as 1f1b",
     ),
     "clip 0": ({"clip_norm": 0.0}, r"clip_norm is a number above 0, or None \(got 0\.0\)"),
     "clip nan": ({"clip_norm": math.nan}, r"clip_norm is a number above 0, or None \(got nan\)"),

@@ -21,12 +21,31 @@ def settings(**options: Any) -> Settings:
 
 def test_the_signature_of_pipeline_is_that_of_the_settings() -> None:
     parameters = inspect.signature(weft.Pipeline.__init__).parameters
-    signature = {name: parameter.default for name, parameter in parameters.items() if name not in ("self", "model")}
+    signature = {
+        name: parameter.default for name, parameter in parameters.items() if name not in ("self", "model", "unknown")
+    }
     described = {
         option.name: inspect.Parameter.empty if option.default is MISSING else option.default
         for option in fields(Settings)
     }
     assert signature == described
+
+
+@pytest.mark.parametrize(
+    ("schedule", "option", "problem"),
+    [
+        ("weave", {"slack": 0}, r'use schedule=weft.schedule\("weave", stages=2, microbatches=..., slack=0\)'),
+        ("wpipe", {"fresh": True}, r'"wpipe", stages=2, microbatches=..., fresh=True\)'),
+        ("2bw", {"split": False}, r'"weave", stages=2, microbatches=..., split=False\)'),
+        ("wpipe", {"clipnorm": 1.0}, "unexpected keyword argument 'clipnorm', did you mean 'clip_norm'"),
+    ],
+)
+def test_options_of_a_schedule_are_refused_with_the_line_that_works(
+    schedule: str, option: dict[str, Any], problem: str
+) -> None:
+    given: dict[str, Any] = {"loss_fn": None, "optimizer": None, "stages": 2, "schedule": schedule}
+    with pytest.raises((WeftError, TypeError), match=problem):
+        weft.Pipeline([], **given, **option)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,12 @@ def test_plain_lines_show_all_that_matters(capsys: pytest.CaptureFixture[str]) -
     assert out == ["gpt: wpipe", line, "update 40: held out: loss 2.6, the best so far", line]
 
 
+def test_the_last_update_has_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(Progress(updates=100), title="gpt: wpipe") as display:
+        display(Stepped(progress=replace(PROGRESS, update=100)))
+    assert capsys.readouterr().out.count("update 100/100") == 1
+
+
 def test_a_terminal_shows_every_rank() -> None:
     """The last frame, in a terminal of 100 columns."""
     screen = io.StringIO()

@@ -239,8 +239,8 @@ def _update_tick(geometry: _Geometry, block: Block, free: float) -> tuple[str, f
     drawn = f'<path d="M{_px(x)} {_px(y - 5)}V{_px(y + BLOCK + 1)}" stroke="{TEXT}" stroke-width="2"/>'
     text = geometry.drawing.update_label(block.step)
     half = text_width(text, SMALL) / 2
-    centre = min(x, geometry.width - 6 - half)
-    if centre - half < free:
+    centre = min(max(x, free + half), geometry.width - 6 - half)  # beside the label of an update just before
+    if centre - half < free or centre - x > 2 * half:
         return drawn, free
     return f'{drawn}<text x="{_px(centre)}" y="{_px(y - 7.5)}" class="u">{text}</text>', centre + half + 2
 

@@ -8,6 +8,6 @@ from weft.runtime.assembly.build import BuiltChunk
 from weft.runtime.assembly.consistency import check_same
 from weft.runtime.assembly.description import versions
 from weft.runtime.assembly.layout import Layout
-from weft.runtime.assembly.settings import Settings
+from weft.runtime.assembly.settings import Settings, refuse_unknown
 
-__all__ = ["Assembly", "BuiltChunk", "Layout", "Settings", "assemble", "check_same", "versions"]
+__all__ = ["Assembly", "BuiltChunk", "Layout", "Settings", "assemble", "check_same", "refuse_unknown", "versions"]

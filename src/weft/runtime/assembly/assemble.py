@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from weft import faults
+from weft.errors import WeftError
 from weft.runtime.assembly import consistency, resolve
 from weft.runtime.assembly.build import BuiltChunk, build_chunk
 from weft.runtime.assembly.description import describe_loss, describe_updates, versions
@@ -135,6 +136,13 @@ def _layer_counts(
     model: LayeredModel, schedule: Schedule, settings: Settings, device: torch.device, collectives: Collectives
 ) -> list[int]:
     """The number of layers of each chunk; measured times differ, so rank 0's decide."""
+    layers, each = len(model.layers), schedule.chunks // schedule.stages
+    if layers < schedule.chunks and each > 1:
+        raise WeftError(
+            f"a pipeline needs at least one layer per chunk (layers: {layers}, chunks: {schedule.chunks}, {each} a "
+            f"stage under {schedule.name}); use {f'{layers // each} stages, or ' if layers >= each else ''}a schedule "
+            "with one chunk a stage, such as 2bw"
+        )
     counts = chunk_layers(
         settings.balance,
         model.layers,

@@ -18,7 +18,7 @@ from weft.runtime.device import check_device
 from weft.runtime.engine import PRECISIONS, LossFunction
 from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker, check_optimizer
-from weft.schedule import RecomputeChoice, Schedule, check_recompute, check_sizes
+from weft.schedule import METHODS, RecomputeChoice, Schedule, check_recompute, check_sizes
 from weft.text import did_you_mean
 
 PREDICT = {
@@ -163,6 +163,21 @@ class Settings:
     def about(self) -> dict[str, Any]:
         """The options that a checkpoint records."""
         return {option.name: getattr(self, option.name) for option in fields(self) if option.metadata["about"]}
+
+
+def refuse_unknown(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that `Pipeline` does not have; those of a schedule with the line that works."""
+    for name, value in unknown.items():
+        owners = [owner for owner, method in METHODS.items() if name in method.options]
+        if owners:
+            owner = given["schedule"] if given["schedule"] in owners else owners[0]
+            sizes = ", ".join(f"{size}={given[size] or '...'}" for size in ("stages", "microbatches"))
+            raise WeftError(
+                f"{name} is an option of the schedule, not of Pipeline (got {value!r}); use "
+                f'schedule=weft.schedule("{owner}", {sizes}, {name}={value!r})'
+            )
+        known = [option.name for option in fields(Settings)]
+        raise TypeError(f"Pipeline got an unexpected keyword argument {name!r}{did_you_mean(name, known)}")
 
 
 def _plain(value: Any) -> Any:

@@ -77,7 +77,9 @@ class Display:
         if self._live is not None:
             self._bar.update(self._task, completed=self._progress.update)
             self._live.update(self._picture())
-        elif not self._quiet and time.monotonic() > self._shown + PLAIN_EVERY:
+        elif self._quiet or self._progress.update == self._progress.updates:
+            return  # the last line comes at the end
+        elif time.monotonic() > self._shown + PLAIN_EVERY:
             self._shown = time.monotonic()
             self.say(progress_line(self._progress))
 
