@@ -69,7 +69,7 @@ def values(case: Case) -> tuple[Hashable, ...]:
 
 def in_every_run(turn: int, cases: list[Case]) -> list[Case]:
     """Of a variant: the model with tied weights and, in turn, another one. The table has all of them."""
-    chosen = []
+    chosen: list[Case] = []
     for model in ("transformer", ["mlp", "conv"][turn % 2]):
         rows = [case for case in cases if case.model == model]
         chosen.append(rows[(turn // 2 + len(chosen)) % len(rows)])

@@ -3,12 +3,10 @@
 `make test-all` adds the methods with the other models.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from tests.helpers.models import (
     ASYNCHRONOUS,
     MODELS,
@@ -20,9 +18,6 @@ from tests.helpers.models import (
     expected,
     train,
 )
-from torch import nn
-
-import weft
 
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]
 
@@ -94,27 +89,3 @@ def test_real_ranks_keep_the_law(launch: Callable[..., list[Any]], ranks: int, c
         check_law(run, case, within=0 if exact else 1e-6)
         if case.clip_norm is not None:
             check_norms(run, expected(case))
-
-
-def train_with_pauses() -> float | None:
-    """The user's code takes longer than the deadline between two steps, while a norm waits for a later step."""
-    torch.manual_seed(0)
-    pipe = weft.Pipeline(
-        nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))),
-        loss_fn=nn.functional.mse_loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        schedule="wpipe",
-        microbatches=2,
-        clip_norm=1.0,
-        deadline=1.0,
-    )
-    for _ in range(3):
-        pipe.step(torch.ones(8, 4), torch.ones(8, 4))
-        time.sleep(1.5)
-    return pipe.flush().loss
-
-
-def test_a_pause_between_steps_does_no_harm(launch: Callable[..., list[Any]]) -> None:
-    losses = launch(train_with_pauses, ranks=2)
-    assert losses[0] is not None
-    assert losses[0] == losses[1]

@@ -31,7 +31,7 @@ from weft.schedule import Op, Schedule
 
 Inbox: TypeAlias = "dict[Key, Message]"  # of one rank: messages that no action has taken yet
 Send: TypeAlias = Callable[[int, Message], None]  # to a rank of the same replica
-OWN_TIMEOUT = 1e7  # seconds, of operations that run beside others; weft's deadlines are shorter, and name what is late
+DEVICE_TIMEOUT = 1e7  # seconds, for operations of devices; weft's own deadlines are shorter, and name what is late
 ABORT_LIMIT = 5_000_000_000  # nanoseconds, for communicators to end
 GRACE = 500_000_000  # nanoseconds for the news of a failure to reach the neighbours
 
@@ -262,7 +262,7 @@ class ProcessTransport:
         """
         if self._backend is None:
             return None
-        group = self.collectives.new_group(ranks, self._backend, timeout=OWN_TIMEOUT)
+        group = self.collectives.new_group(ranks, self._backend, timeout=DEVICE_TIMEOUT)
         if self._rank in ranks:
             self._device_groups.append(group)
         return group
@@ -292,7 +292,7 @@ class ProcessTransport:
         self._inbox[message.key] = message
 
     def all_reduce(self, ranks: Sequence[int], *, on_device: bool) -> AllReduce | None:
-        group = self.collectives.new_group(ranks, timeout=OWN_TIMEOUT)
+        group = self.collectives.new_group(ranks)
         device_group = self._device_group(ranks) if on_device else None
         if self._rank not in ranks:
             return None

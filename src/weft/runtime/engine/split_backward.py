@@ -74,11 +74,10 @@ class SplitBackward:
         assert self._joints is not None
         sides = dict.fromkeys(side for joint in self._joints if not joint.waits for side in joint.sides.values())
         weights = {node for node, _ in sides if _is_weight(node)}
-        first, later = [], []
-        for root in self._roots:
-            node = root[0].node
-            (first if node in graph.path or node in weights else later).append(root)
-        self._owners, self._roots = [root for root, _ in first], later
+        runs = [root.node in graph.path or root.node in weights for root, _ in self._roots]
+        first = [root for root, is_first in zip(self._roots, runs, strict=True) if is_first]
+        self._roots = [root for root, is_first in zip(self._roots, runs, strict=True) if not is_first]
+        self._owners = [root for root, _ in first]
         for joint in self._joints:
             joint.record()
         wanted = [*((node, 0) for node in graph.targets.values()), *sides]
@@ -223,7 +222,8 @@ class _Graph:
         edges, users, stack, leaves = self._edges, self._users, list(self._users), []
         while stack:
             node = stack.pop()
-            edges[node] = next_functions = node.next_functions
+            next_functions: Any = node.next_functions
+            edges[node] = next_functions
             if not next_functions:
                 leaves.append(node)
             for after, _ in next_functions:
