@@ -370,7 +370,7 @@ def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str], monk
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft.cli.print_table", interrupt)
+    monkeypatch.setattr("weft.cli.print_methods", interrupt)
     assert main(["schedules"]) == 130
     assert capsys.readouterr().err == "weft: interrupted\n"
 

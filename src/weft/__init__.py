@@ -44,22 +44,9 @@ __all__ = [
     "verify",
 ]
 
-_RUNTIME = (
-    "Pipeline",
-    "Report",
-    "Result",
-    "cures",
-    "cut",
-    "launch",
-    "linear_rule",
-    "materialize",
-    "on_meta",
-    "optimizers",
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _RUNTIME:
+    if name not in __all__:  # all others of these are imported above
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     from weft import runtime
 

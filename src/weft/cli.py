@@ -29,7 +29,7 @@ from weft.arguments import (
     whole_number,
 )
 from weft.errors import RunError, WeftError
-from weft.figures import headline, method_figures, print_chunks, print_method_figures, print_ranks
+from weft.figures import headline, method_figures, print_chunks, print_method_figures, print_methods, print_ranks
 from weft.output import ROWS, print_table, write_text
 from weft.schedule import METHODS, RULES, Schedule, check_sizes, delay_text, mean_over_chunks, verify, write_csv
 from weft.simulate import Cost, timeline
@@ -39,10 +39,6 @@ from weft.text import format_count
 FAILED = 1  # exit code of a failed run
 MISTAKE = 2  # of a user's mistake
 INTERRUPTED = 130
-
-SYMBOLS = """p: stages; r: rank, from 0; v: chunks of a rank; G0, G1: first and second half of the model
-W(t): weights after t updates, which mini-batch t updates; newest: on the rank; stashed: older, kept for backwards
-bellwether: the first micro-batch of a mini-batch; in flight: between forward and backward"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,25 +109,11 @@ def schedules(arguments: argparse.Namespace) -> None:
             ]
         )
         return
-    rows = [
-        (
-            name,
-            "async" if method.asynchronous else "sync",
-            method.needs,
-            method.weights,
-            " ".join(f"--{option.replace('_', '-')}" for option in method.options),
-            method.summary,
-        )
-        for name, method in METHODS.items()
-    ]
-    print_table(("schedule", "", "micro-batches", "forward; backward at", "options", ""), rows)
-    print(f"\n{SYMBOLS}")
+    print_methods()
     about = f"{format_count(arguments.stages, 'stage')}, {format_count(arguments.microbatches, 'micro-batch')}"
     print(f"\n{about}: micro-batches in flight on the fullest rank (in stages), mean delay in updates,")
     print("and slack of messages: the time of a hop that is hidden, in forwards of a stage")
     print_method_figures(figures)
-    if any("problem" in variant for variants in figures.values() for variant in variants):
-        print("– can't have this size: weft simulate with the same size says why")
 
 
 def draw(arguments: argparse.Namespace) -> None:
@@ -217,8 +199,7 @@ def check(arguments: argparse.Namespace) -> None:
             }
         )
         return
-    window = format_count(verdict.minibatches, "mini-batch")
-    print(f"{schedule.title}: every rule holds ({verdict.actions} actions of {window} run)")
+    print(verdict)
     print_table(("", ""), [(rule, RULES[rule]) for rule in verdict.rules])
     if "law" not in verdict.rules:
         print("law: none is known for this schedule; versions are created, read and freed correctly")

@@ -13,6 +13,10 @@ from weft.text import format_count, format_figure
 
 Figures = dict[str, Any]  # of `Simulation.as_dict`
 
+SYMBOLS = """p: stages; r: rank, from 0; v: chunks of a rank; G0, G1: first and second half of the model
+W(t): weights after t updates, which mini-batch t updates; newest: on the rank; stashed: older, kept for backwards
+bellwether: the first micro-batch of a mini-batch; in flight: between forward and backward"""
+
 
 def headline(figures: Figures) -> dict[str, str]:
     """The most important figures of a schedule, as text."""
@@ -74,9 +78,28 @@ def _variant(name: str, options: Mapping[str, Any], sizes: Mapping[str, int]) ->
     return {"options": dict(options)} | {key: found[key] for key in ("bubble", "in_flight", "mean_delay", "slack")}
 
 
+def print_methods() -> None:
+    """The table of methods, and what its symbols mean."""
+    rows = [
+        (
+            name,
+            "async" if method.asynchronous else "sync",
+            method.needs,
+            method.weights,
+            " ".join(f"--{option.replace('_', '-')}" for option in method.options),
+            method.summary,
+        )
+        for name, method in METHODS.items()
+    ]
+    print_table(("schedule", "", "micro-batches", "forward; backward at", "options", ""), rows)
+    print(f"\n{SYMBOLS}")
+
+
 def print_method_figures(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     rows = [_variant_row(name, variant) for name, variants in figures.items() for variant in variants]
     print_table(("schedule", "bubble", "in flight", "mean delay", "slack"), rows, limit=None)
+    if any("problem" in variant for variants in figures.values() for variant in variants):
+        print("– can't have this size: weft simulate with the same size says why")
 
 
 def _variant_row(name: str, variant: Mapping[str, Any]) -> tuple[str, ...]:

@@ -55,9 +55,12 @@ class Verdict:
     ahead: tuple[int, ...]  # how many updates they predict beyond the version that they read, at most
     slots: int  # unread messages that a link must hold to avoid a deadlock
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         window = format_count(self.minibatches, "mini-batch")
-        return f"<Verdict {self.schedule.title}: every rule holds ({self.actions} actions of {window} run)>"
+        return f"{self.schedule.title}: every rule holds ({self.actions} actions of {window} run)"
+
+    def __repr__(self) -> str:
+        return f"<Verdict {self}>"
 
 
 def verify(schedule: Schedule, *, slots: int | None = None, in_flight: float | None = None) -> Verdict:
