@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +23,18 @@ def group(rank: int, path: str) -> Iterator[torch.device]:
     dist.init_process_group("cpu:gloo,pretend:standin", store=store, rank=rank, world_size=2, timeout=timeout)
     try:
         yield torch.device("pretend", rank)
+        leave_together(store, rank)
     finally:
         for communicator in nccl.communicators():
             communicator.abort()
         dist.destroy_process_group()
         torch.accelerator.set_device_index(0)
+
+
+def leave_together(store: Any, rank: int) -> None:
+    """A rank that closes its connections while the other still reads from them resets them."""
+    store.set(f"leaves:{rank}", "")
+    store.wait(["leaves:0", "leaves:1"], timedelta(seconds=30))
 
 
 def meet() -> None:

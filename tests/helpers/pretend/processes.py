@@ -34,19 +34,20 @@ class Processes:
             self._connections.append(here)
 
     def call(self, module: str, name: str, *args: Any, pass_rank: bool = False) -> None:
-        """Raises what any of them raises."""
+        """Raises what they raise: the failure of one often follows from that of another."""
         for connection in self._connections:
             connection.send((module, name, args, pass_rank))
         waiting: list[Any] = list(self._connections)
+        failures = []
         end = time.monotonic() + DEADLINE
         while waiting:
             ready = wait(waiting, timeout=max(0.0, end - time.monotonic()))
-            assert ready, f"{name} took more than {DEADLINE} s"
+            assert ready, "\n".join([*failures, f"{name} took more than {DEADLINE} s"])
             for answered in ready:
                 waiting.remove(answered)
                 assert isinstance(answered, Connection)
-                failure = answered.recv()
-                assert failure is None, failure
+                failures += [failure] if (failure := answered.recv()) is not None else []
+        assert not failures, "\n".join(failures)
 
     def kill(self) -> None:
         for process in self._processes:
