@@ -38,7 +38,7 @@ class Processes:
         for connection in self._connections:
             connection.send((module, name, args, pass_rank))
         waiting: list[Any] = list(self._connections)
-        failures = []
+        failures: list[str] = []
         end = time.monotonic() + DEADLINE
         while waiting:
             ready = wait(waiting, timeout=max(0.0, end - time.monotonic()))
