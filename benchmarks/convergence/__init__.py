@@ -1,7 +1,10 @@
-"""Accuracy: what staleness and prediction do to training, on real data.
+"""Accuracy: what late weights do to training, on real data, and what corrects it.
 
-For each study and optimizer the learning rate is the best of synchronous training, found by a sweep on separate seeds;
-then every method trains with that rate. The claim under test: `wpipe` and `xpipe` end within seed noise of synchronous
-training. `studies.py` defines models, data and runs, `training.py` trains them, `verdicts.py` compares the results, and
-`speed.py` reads how fast each method is.
+Every method has its own best learning rate, momentum and weight decay, synchronous training included, found by the same
+search on a seed that is not used later. Then all methods start from the same weights and see the same samples, seed by
+seed, and the difference to synchronous training is judged by its upper 95 % bound.
+
+`studies.py` says what is trained, `methods.py` how, `plan.py` in which order; `training.py` trains one run;
+`verdicts.py` compares the results; `equal_time.py` asks what methods reach in the same time. The study takes longer
+than a machine may be free, so `measure.py` adds to the results that are recorded.
 """

@@ -53,6 +53,10 @@ class ResumeCache:
     def __contains__(self, part: str) -> bool:
         return part in self._parts
 
+    def values(self) -> list[Any]:
+        """Of all parts that are stored."""
+        return list(self._parts.values())
+
     def add(self, part: str, value: Any) -> None:
         """Store a part that was made elsewhere."""
         line = json.dumps({"part": part, "value": value}, allow_nan=False)

@@ -1,0 +1,59 @@
+"""How it is trained: methods at their sizes, corrections, and where the settings of the optimizer come from.
+
+What matters to learning is how late each chunk is, not the order of work. So rate, momentum and decay are searched once
+for each profile of delays. Methods whose delays lie between two profiles use the settings of the more stale one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.train.job import job_of, schedule_of
+
+RANKS = 4
+PLAIN, OPTIMISTIC = "plain", "optimistic"
+CORRECTIONS = {PLAIN: (), OPTIMISTIC: ("schedule.cure=optimistic",)}  # the settings of jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A schedule of `RANKS` stages with some turns of as many micro-batches."""
+
+    options: tuple[str, ...]  # keys of `schedule` in a job
+    turns: int = 1
+    profile: str
+    corrections: tuple[str, ...] = tuple(CORRECTIONS)
+
+    @property
+    def settings(self) -> list[str]:
+        """Those of its job."""
+        sizes = (f"ranks={RANKS}", f"microbatches={self.turns * RANKS}")
+        return [f"schedule.{option}" for option in (*self.options, *sizes)]
+
+    @property
+    def chunks(self) -> int:
+        """How many parts the model is cut into."""
+        job = job_of(None, [*self.settings, f"train.batch={self.turns * RANKS}"])
+        return schedule_of(job).chunks
+
+
+def _sizes(name: str, *options: str, plain_only: bool = False) -> Iterator[tuple[str, Method]]:
+    """A method whose delays depend on the number of micro-batches."""
+    corrections = (PLAIN,) if plain_only else tuple(CORRECTIONS)
+    for turns in (2, 4, 8):
+        yield f"{name}, m = {turns}p", Method(options=options, turns=turns, profile=FEW, corrections=corrections)
+
+
+SYNCHRONOUS, FEW, HALF, ALL, PREDICTED = "none late", "1/4 late", "1/2 late", "all late", "all late, predicted"
+METHODS = {
+    "1f1b": Method(options=("name=1f1b",), profile=SYNCHRONOUS),
+    **dict(_sizes("wpipe fresh", "name=wpipe", "fresh=true")),
+    **dict(_sizes("weave", "name=weave")),
+    **dict(_sizes("paci", "name=paci", plain_only=True)),
+    "wpipe": Method(options=("name=wpipe",), profile=HALF),
+    "2bw": Method(options=("name=2bw",), profile=ALL),
+    "xpipe": Method(options=("name=xpipe", "predict=exact"), profile=PREDICTED, corrections=(PLAIN,)),
+}
+BASE = "1f1b"  # what all others are compared with
+PROFILES = {SYNCHRONOUS: BASE, FEW: "wpipe fresh, m = 2p", HALF: "wpipe", ALL: "2bw", PREDICTED: "xpipe"}
