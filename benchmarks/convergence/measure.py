@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.convergence.equal_time import periods
+from benchmarks.convergence.methods import METHODS
 from benchmarks.convergence.plan import next_runs, run_of
 from benchmarks.convergence.studies import QUICK, STUDIES
 from benchmarks.convergence.training import train_all
@@ -42,6 +44,8 @@ def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
     part = {"environment": describe_environment("numpy", "torch"), "runs": len(results) - before}
     return {
         "studies": {name: asdict(study) for name, study in studies.items()},
+        "delays": {name: method.delay for name, method in METHODS.items()},
+        "periods": periods(),
         "complete": complete,
         "parts": [*earlier.get("parts", []), *([part] if part["runs"] else [])],
         "runs": list(results.values()),

@@ -6,9 +6,12 @@ for each profile of delays. Methods whose delays lie between two profiles use th
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
+from weft.schedule import Schedule, lower, mean_delay
 from weft.train.job import job_of, schedule_of
 
 RANKS = 4
@@ -18,24 +21,38 @@ CORRECTIONS = {PLAIN: (), OPTIMISTIC: ("schedule.cure=optimistic",)}  # the sett
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A schedule of `RANKS` stages with some turns of as many micro-batches."""
+    """A schedule of `RANKS` stages; `turns` is None if it learns the same with any number of micro-batches."""
 
     options: tuple[str, ...]  # keys of `schedule` in a job
-    turns: int = 1
+    turns: int | None = None
     profile: str
     corrections: tuple[str, ...] = tuple(CORRECTIONS)
 
-    @property
-    def settings(self) -> list[str]:
-        """Those of its job."""
-        sizes = (f"ranks={RANKS}", f"microbatches={self.turns * RANKS}")
-        return [f"schedule.{option}" for option in (*self.options, *sizes)]
+    def settings(self, turns: int = 1) -> tuple[str, ...]:
+        """Those of its job, with `turns` x `RANKS` micro-batches if it learns the same with any number."""
+        sizes = (f"ranks={RANKS}", f"microbatches={(self.turns or turns) * RANKS}")
+        return tuple(f"schedule.{option}" for option in (*self.options, *sizes))
 
     @property
     def chunks(self) -> int:
         """How many parts the model is cut into."""
-        job = job_of(None, [*self.settings, f"train.batch={self.turns * RANKS}"])
-        return schedule_of(job).chunks
+        return _schedule(self.settings()).chunks
+
+    @property
+    def delay(self) -> float:
+        """The mean delay of its chunks, as if they were equally large."""
+        return _delay(self.settings())
+
+
+def _schedule(settings: tuple[str, ...]) -> Schedule:
+    return schedule_of(job_of(None, [*settings, "train.batch=32"]))
+
+
+@cache
+def _delay(settings: tuple[str, ...]) -> float:
+    schedule = _schedule(settings)
+    program = lower(schedule)
+    return statistics.mean(mean_delay(program, chunk) for chunk in range(schedule.chunks))
 
 
 def _sizes(name: str, *options: str, plain_only: bool = False) -> Iterator[tuple[str, Method]]:

@@ -4,183 +4,249 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from benchmarks.convergence.studies import METHODS, OPTIMIZERS, STUDIES, SYNCHRONOUS
-from benchmarks.convergence.verdicts import CLAIMED, Cell, cells
+from benchmarks.convergence.equal_time import CONTENDERS, OPPONENTS
+from benchmarks.convergence.methods import BASE, METHODS, OPTIMISTIC, PLAIN, PROFILES
+from benchmarks.convergence.plan import (
+    CHECKED,
+    TUNING_SEED,
+    Found,
+    Settings,
+    best_settings,
+    run_of,
+    tried_settings,
+)
+from benchmarks.convergence.studies import QUICK, STUDIES, Study
+from benchmarks.convergence.verdicts import Cell, Gap, at_share, cells, gap_between
 from benchmarks.harness import Results
-from benchmarks.rendering import bars, lines, table
+from benchmarks.rendering import lines, table
 
-NAMES = {"sgd": "SGD, momentum", "adamw": "AdamW"}
-ABOVE = 1.1  # times the highest point of synchronous training: points of a curve above that are left out
-SHOWN = ("wpipe", "wpipe, predicted", "xpipe", "2bw", "pipedream", SYNCHRONOUS)  # in curves, the last on top
+TARGETS = ("wpipe fresh", "weave")  # the methods that are to lose nothing
+MOST, MOST_POINTS, SHARE = 0.02, 0.003, 0.1  # nats; share of accurate answers; of the gap of 2bw
+TEXTS = ("text", "python")
+CURVES = ("wpipe fresh, m = 4p", "weave, m = 4p", "wpipe", "2bw", "xpipe", BASE)
 
 
 def tables(results: Results) -> dict[str, str]:
-    """The rates, a table for each study, and the claim."""
+    """The settings, a table for each study that has results, the checks, and equal time."""
     found = list(cells(results))
+    names = [name for name in results["studies"] if any(cell.study == name for cell in found)]
     return {
-        "rates": _rates(results),
-        **{study: _study([cell for cell in found if cell.study == study]) for study in results["studies"]},
-        "claim": _claim(found),
+        "settings": _settings(results),
+        **{name: _study([cell for cell in found if cell.study == name]) for name in names},
+        "checks": _checks(results),
+        "time": _time(results, found),
     }
 
 
 def missed(results: Results) -> list[str]:
-    """Where a method of the claim is worse than seed noise; and best rates at the edge of their sweep."""
-    worse = [
-        f"{_panel(cell)}, {cell.label}: {cell.verdict} ({_difference(cell)}; noise {cell.noise:.3f})"
-        for cell in cells(results)
-        if cell.method in CLAIMED and cell.verdict not in ("within", "better")
+    """Studies that are not complete, and targets that are not met."""
+    found = list(cells(results))
+    lines = [] if results["complete"] else ["the plan is not complete: repeat the command"]
+    for cell in found:
+        name, _, turns = cell.method.partition(", m = ")
+        if name not in TARGETS or cell.gap is None or cell.lost is None:
+            continue
+        if cell.study in TEXTS and (turns in ("4p", "8p") or cell.correction == OPTIMISTIC):
+            if not cell.gap.upper <= MOST:
+                lines.append(f"{cell.study}, {cell.label}: {_gap(cell.gap)}, at most {MOST:g} nats")
+        elif cell.study not in TEXTS and cell.lost.mean > MOST_POINTS:
+            lines.append(f"{cell.study}, {cell.label}: {100 * cell.lost.mean:.1f} points of accuracy lost, at most 0.3")
+        if turns == "8p" and (share := _share(cell, found)) is not None and share > SHARE:
+            lines.append(f"{cell.study}, {cell.label}: {share:.2f} of the gap of 2bw, at most {SHARE:g}")
+    return lines + [
+        f"equal time, {where}, {method}: {_gap(gap)} to {opponent}"
+        for where, turns, method, opponent, gap in _at_equal_time(results, found)
+        if gap.mean > 0 and turns <= (4 if opponent == BASE else 2)
     ]
-    edges = [place for place, tried in results["sweeps"].items() if _chosen(tried) not in list(tried)[1:-1]]
-    return worse + [f"{place}: the best rate is at the edge of the sweep" for place in edges]
 
 
 def plots(results: Results) -> dict[str, str]:
-    """Differences to synchronous training, curves over updates and, where throughput was measured, over time."""
+    """Gaps over the mean delay, and curves over updates."""
     found = list(cells(results))
-    title = "Held-out loss, less that of synchronous training of the same seed"
-    found_plots = {}
-    if differences := _differences(found):
-        found_plots["differences.svg"] = bars(title, differences, unit="nats", digits=3)
-    if panels := _panels(results, _shown(found), lambda cell: 1.0):
-        found_plots["curves.svg"] = lines("Training loss, mean of the seeds", panels, x="updates", y="loss")
-    if panels := _panels(results, _shown([cell for cell in found if cell.ranks == 2]), partial(_rate, results)):
-        title = "Training loss over time, at the measured throughput of two ranks"
-        found_plots["time.svg"] = lines(title, panels, x="time, in updates at the limit", y="loss")
-    return found_plots
+    title = "Held-out loss, less that of synchronous training with the same correction and seed"
+    by_delay = lines(title, _by_delay(found), x="mean delay, in updates", y="nats")
+    curves = lines("Training loss, mean of the seeds", _curves(results, found), x="updates", y="loss")
+    return {"delay.svg": by_delay, "curves.svg": curves}
 
 
 # Tables
 
 
-def _rates(results: Results) -> str:
+def _found(results: Results) -> Found:
+    return {run_of(entry): entry["loss"] for entry in results["runs"]}
+
+
+def _study_of(results: Results, name: str) -> Study:
+    return (STUDIES if results["form"] == "whole" else QUICK)[name]
+
+
+def _settings(results: Results) -> str:
     rows = []
-    for place, tried in results["sweeps"].items():
-        shown = [f"{rate}: {'diverged' if loss is None else f'{loss:.3f}'}" for rate, loss in tried.items()]
-        study, optimizer = place.split(", ")
-        rows.append((study, NAMES[optimizer], _chosen(tried), "; ".join(shown)))
-    head = ("study", "optimizer", "chosen rate", "held-out loss of synchronous training by rate")
-    return f"{table(head, rows, left=2)}\n\n{results['environment']}."
+    found = _found(results)
+    for name in results["studies"]:
+        for profile, method in PROFILES.items():
+            for correction in METHODS[method].corrections:
+                if tried := tried_settings(name, profile, correction, found):
+                    best = best_settings(name, _study_of(results, name), profile, correction, found)
+                    axes = [_axis(tried, best, axis) for axis in ("rate", "beta", "decay")]
+                    rows.append((name, profile, correction, *axes))
+    head = ("study", "profile", "correction", "rate: loss", "β1: loss", "decay: loss")
+    return f"{table(head, rows, left=6)}\n\n{results['environment']}."
 
 
-def _chosen(tried: dict[str, float | None]) -> str:
-    """The rate with the least loss."""
-    return min(tried, key=lambda rate: float("inf") if (loss := tried[rate]) is None else loss)
+def _axis(tried: dict[Settings, float | None], best: Settings, axis: str) -> str:
+    """The losses at other values of one axis, where they were tried beside the best; it is bold."""
+    order = ("rate", "beta", "decay")
+    later = order[order.index(axis) + 1 :]  # searched after this one, so not at their best yet
+    same = [other for other in order if other != axis and other not in later]
+    row = {
+        getattr(settings, axis): loss
+        for settings, loss in tried.items()
+        if all(getattr(settings, other) == getattr(best, other) for other in same)
+        and all(getattr(settings, other) == getattr(Settings(rate=1), other) for other in later)
+    }
+    shown = {value: "diverged" if loss is None else f"{loss:.3f}" for value, loss in sorted(row.items())}
+    chosen = getattr(best, axis)
+    return "; ".join(
+        f"**{value:g}: {loss}**" if value == chosen else f"{value:g}: {loss}" for value, loss in shown.items()
+    )
 
 
 def _study(found: Sequence[Cell]) -> str:
-    head = ["method"]
-    for optimizer in OPTIMIZERS:
-        head += [f"{NAMES[optimizer]}: loss", "accuracy", "to synchronous", "seed noise"]
+    head = (
+        "method",
+        "correction",
+        "mean delay",
+        "seeds",
+        "held-out loss",
+        "accuracy, %",
+        "gap",
+        "upper bound",
+        "of 2bw's",
+    )
     rows = []
-    for label in _labels(found):
-        row = [label]
-        for optimizer in OPTIMIZERS:
-            row += _columns([cell for cell in found if (cell.label, cell.optimizer) == (label, optimizer)])
-        rows.append(row)
-    return table(head, rows)
+    for cell in found:
+        share = _share(cell, found)
+        diverged = f", {cell.diverged} diverged" if cell.diverged else ""
+        rows.append(
+            (
+                f"`{cell.method}`",
+                cell.correction,
+                f"{cell.delay:.3g}",
+                f"{len(cell.losses)}{diverged}",
+                _mean(cell.losses, 3),
+                _mean(cell.metrics, 1, 100),
+                "–" if cell.gap is None else f"{cell.gap.mean:+.3f}",
+                "–" if cell.gap is None else _number(cell.gap.upper),
+                "–" if share is None else f"{share:.2f}",
+            )
+        )
+    return table(head, rows, left=2)
 
 
-def _labels(found: Sequence[Cell]) -> list[str]:
-    """Method by method, each by its numbers of ranks."""
-    order = list(METHODS)
-    ordered = sorted(found, key=lambda cell: (order.index(cell.method), cell.ranks))
-    return list(dict.fromkeys(cell.label for cell in ordered))
+def _share(cell: Cell, found: Sequence[Cell]) -> float | None:
+    """Of the gap of plain 2bw."""
+    whole = next((other.gap for other in found if (other.study, other.label) == (cell.study, "2bw")), None)
+    return None if cell.gap is None or whole is None else cell.gap.mean / whole.mean
 
 
-def _columns(found: Sequence[Cell]) -> list[str]:
-    """Of a method with an optimizer; empty if it did not run."""
-    if not found:
-        return [""] * 4
-    (cell,) = found
-    ended = bool(cell.losses)
-    row = [_mean(cell.losses, 3) if ended else "–", _mean(cell.metrics, 1, 100) + " %" if ended else "–"]
-    if cell.method == SYNCHRONOUS:
-        return [*row, "", f"{cell.noise:.3f}"]
-    return [*row, _difference(cell) if ended else "–", cell.verdict]
-
-
-def _claim(found: Sequence[Cell]) -> str:
-    """The difference of each method, in units of seed noise."""
-    places = list(dict.fromkeys((cell.study, cell.optimizer) for cell in found))
+def _checks(results: Results) -> str:
+    """Whether the rate of a profile is the best for other methods that use it."""
     rows = []
-    for label in _labels([cell for cell in found if cell.method != SYNCHRONOUS]):
-        row = [label]
-        for place in places:
-            here = [cell for cell in found if (cell.study, cell.optimizer, cell.label) == (*place, label)]
-            row.append(_units(here[0]) if here else "")
-        rows.append(row)
-    return table(["method", *(f"{study}, {NAMES[optimizer]}" for study, optimizer in places)], rows)
+    found = _found(results)
+    for name in results["studies"]:
+        for method, correction in CHECKED:
+            places = {
+                run.settings.rate: loss for run, loss in found.items() if _is_check(run, name, method, correction)
+            }
+            if places:
+                best = best_settings(name, _study_of(results, name), METHODS[method].profile, correction, found)
+                shown = [
+                    f"{rate:g}: {'diverged' if loss is None else f'{loss:.3f}'}"
+                    for rate, loss in sorted(places.items())
+                ]
+                rows.append((name, f"`{method}`", correction, f"{best.rate:g}", "; ".join(shown)))
+    return table(("study", "method", "correction", "rate of the profile", "rate: loss"), rows, left=5)
 
 
-def _units(cell: Cell) -> str:
-    if cell.verdict not in ("within", "worse", "better"):
-        return cell.verdict
-    units = statistics.mean(cell.differences) / cell.noise if cell.noise else 0.0  # without noise, within is equal
-    return f"{units:+.1f}" if cell.verdict == "within" else f"**{units:+.1f}**"
+def _is_check(run: object, name: str, method: str, correction: str) -> bool:
+    place = (run.study, run.method, run.correction, run.seed)  # type: ignore[attr-defined]
+    return place == (name, method, correction, TUNING_SEED)
 
 
-def _mean(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{scale * statistics.mean(values):.{digits}f} ± {scale * deviation:.{digits}f}"
+def _at_equal_time(results: Results, found: Sequence[Cell]) -> list[tuple[str, int, str, str, Gap]]:
+    """Where, turns, method, opponent, and the gap to what the opponent reaches in the time of the method."""
+    rows = []
+    for case in results["periods"]:
+        where = f"p = {case['stages']}, m = {case['turns'] * case['stages']}, hop {case['hop']:g}"
+        for cell in found:
+            name = CONTENDERS[case["turns"]].get(cell.method)
+            if name is None or (name == "weave" and case["stages"] != 4):  # its delays depend on p
+                continue
+            for opponent in OPPONENTS:
+                share = case["periods"][name] / case["periods"][opponent]
+                gap = gap_between(cell.losses, at_share(results, cell.study, cell.correction, share))
+                if gap is not None:
+                    rows.append((f"{cell.study}, {where}", case["turns"], cell.label, opponent, gap))
+    return rows
 
 
-def _difference(cell: Cell) -> str:
-    if not cell.differences:
-        return "no seed ended in both"
-    least, most = min(cell.differences), max(cell.differences)
-    return f"{statistics.mean(cell.differences):+.3f} ({least:+.3f} to {most:+.3f})"
+def _time(results: Results, found: Sequence[Cell]) -> str:
+    by_row: dict[tuple[str, str], dict[str, Gap]] = {}
+    for where, _, label, opponent, gap in _at_equal_time(results, found):
+        by_row.setdefault((where, label), {})[opponent] = gap
+    rows = [(where, f"`{label}`", *(_gap(gaps[name]) for name in OPPONENTS)) for (where, label), gaps in by_row.items()]
+    head = ("study", "method", *(f"gap to `{name}` (upper bound)" for name in OPPONENTS))
+    return table(head, rows, left=2)
+
+
+def _mean(values: dict[int, float], digits: int, scale: float = 1.0) -> str:
+    if not values:
+        return "–"
+    deviation = f" ± {scale * statistics.stdev(values.values()):.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * statistics.mean(values.values()):.{digits}f}{deviation}"
+
+
+def _gap(gap: Gap) -> str:
+    return f"{gap.mean:+.3f} ({_number(gap.upper)})"
+
+
+def _number(value: float) -> str:
+    return f"{value:+.3f}" if math.isfinite(value) else "–"
 
 
 # Plots
 
 
-def _panel(cell: Cell) -> str:
-    return f"{cell.study}, {NAMES[cell.optimizer]}"
-
-
-def _differences(found: Sequence[Cell]) -> dict[str, dict[str, tuple[float, float, float]]]:
-    panels: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for cell in found:
-        if cell.method != SYNCHRONOUS and cell.differences and (cell.ranks == 2 or not METHODS[cell.method].fixed):
-            values = (min(cell.differences), statistics.mean(cell.differences), max(cell.differences))
-            panels.setdefault(_panel(cell), {})[cell.label] = values
-    return panels
-
-
-def _shown(found: Sequence[Cell]) -> list[Cell]:
-    """The methods of `SHOWN`, each on its largest number of ranks."""
-    most = {(cell.study, cell.optimizer, cell.method): cell for cell in found}  # the last has the most ranks
-    return [cell for method in SHOWN for place, cell in most.items() if place[2] == method]
-
-
-def _panels(
-    results: Results, shown: Sequence[Cell], rate: Callable[[Cell], float | None]
-) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Curves over updates, divided by the rate; without a rate there is no curve. A point is in the middle of its part.
-
-    Points far above synchronous training are left out: they would flatten the rest.
-    """
+def _by_delay(found: Sequence[Cell]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Study -> method and correction -> its points; methods of several sizes have several."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    synchronous = {(cell.study, cell.optimizer): cell for cell in shown if cell.method == SYNCHRONOUS}
-    for cell in shown:
-        if (cell_rate := rate(cell)) is None:
-            continue
-        losses = [loss for loss in synchronous[cell.study, cell.optimizer].curve if loss is not None]
-        highest = ABOVE * max(losses, default=math.inf)
-        size = results["studies"][cell.study]["updates"] / len(cell.curve) / cell_rate
-        points = [
-            ((part + 0.5) * size, loss) for part, loss in enumerate(cell.curve) if loss is not None and loss <= highest
-        ]
-        if points:
-            panels.setdefault(_panel(cell), {})[cell.method] = points
+    for cell in found:
+        if cell.gap is not None:
+            name = cell.method.partition(",")[0]
+            label = name if cell.correction == PLAIN else f"{name}, {cell.correction}"
+            panels.setdefault(cell.study, {}).setdefault(label, []).append((cell.delay, cell.gap.mean))
+    return {study: {label: sorted(points) for label, points in panel.items()} for study, panel in panels.items()}
+
+
+def _curves(results: Results, found: Sequence[Cell]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """A point is in the middle of its part; what is above 1.5 times the end of synchronous training is left out."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for method in CURVES:
+        for cell in found:
+            if cell.label != method:
+                continue
+            updates = results["studies"][cell.study]["updates"]
+            size = updates / len(cell.curve)
+            last = [other.curve[-1] for other in found if (other.study, other.label) == (cell.study, BASE)]
+            highest = 1.5 * (last[0] if last and last[0] is not None else math.inf)
+            points = [
+                ((part + 0.5) * size, loss)
+                for part, loss in enumerate(cell.curve)
+                if loss is not None and loss <= highest
+            ]
+            if points:
+                panels.setdefault(cell.study, {})[method] = points
     return panels
-
-
-def _rate(results: Results, cell: Cell) -> float | None:
-    """The share of the limit, if the method was measured on a model like that of the study."""
-    rates: dict[str, dict[str, float]] = results.get("throughput", {})
-    return rates.get(STUDIES[cell.study].like, {}).get(METHODS[cell.method].rate)

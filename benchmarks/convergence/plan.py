@@ -1,8 +1,9 @@
 """Which runs come next, given the results of those that have ended; nothing is planned twice.
 
-First the settings of each profile and correction are searched, axis by axis: the best value of an axis has both
-neighbours tried. Then every method trains with them, seed by seed. Runs of fewer updates say what synchronous training
-reaches in the time of a method without a bubble; runs beside the settings of a profile, whether its methods share them.
+First the settings of each profile and correction are searched, one axis after the other: the best value of an axis has
+both neighbours tried. Then every method trains with them, seed by seed. Runs of fewer updates say what synchronous
+training reaches in the time of a method without a bubble; runs beside the settings of a profile, whether its methods
+share them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Run:
             f"train.updates={self.updates}",
             f"train.warmup={self.updates // 20}",
             f"train.seed={self.seed}",
-            *method.settings,
+            *method.settings(study.turns),
             *CORRECTIONS[self.correction],
             f"schedule.layers={even_cut(study.layers, method.chunks)}",
         ]
@@ -101,7 +102,9 @@ def next_runs(studies: Mapping[str, Study], found: Found, *, quick: bool = False
 
 def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[Sequence[Run]]:
     """Each is needed for those after it, or is more important."""
-    places = [(profile, correction) for profile, method in PROFILES.items() for correction in METHODS[method].corrections]
+    places = [
+        (profile, correction) for profile, method in PROFILES.items() for correction in METHODS[method].corrections
+    ]
     for axis in AXES:
         while wanted := [run for place in places for run in _search(name, study, place, axis, found, quick=quick)]:
             yield wanted
@@ -111,16 +114,23 @@ def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[S
         chosen = settings[METHODS[method].profile, correction]
         return Run(study=name, method=method, correction=correction, settings=chosen, updates=updates, seed=seed)
 
+    methods = {method: known for method, known in METHODS.items() if known.turns in (None, *study.sizes)}
+
     def headline(seeds: Sequence[int]) -> list[Run]:
-        return [run(method, made, seed) for seed in seeds for method in METHODS for made in METHODS[method].corrections]
+        return [run(method, made, seed) for seed in seeds for method in methods for made in methods[method].corrections]
 
     if quick:
         yield headline(SEEDS[:1])
         return
     for seed in SEEDS[:3]:
         yield headline([seed])
-    yield [run(BASE, made, seed, round(share * study.updates)) for seed in SEEDS[:3] for made in CORRECTIONS for share in LENGTHS]
-    for method, correction in CHECKED:
+    yield [
+        run(BASE, made, seed, round(share * study.updates))
+        for seed in SEEDS[:3]
+        for made in CORRECTIONS
+        for share in LENGTHS
+    ]
+    for method, correction in [place for place in CHECKED if place[0] in methods]:
         chosen = settings[METHODS[method].profile, correction]
         rates = (chosen.rate, *AXES["rate"](chosen.rate))
         at = [replace(chosen, rate=rate) for rate in rates]
@@ -128,11 +138,9 @@ def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[S
     yield headline(SEEDS[3:])
 
 
-def _search(
-    name: str, study: Study, place: tuple[str, str], axis: str, found: Found, *, quick: bool
-) -> Iterator[Run]:
+def _search(name: str, study: Study, place: tuple[str, str], axis: str, found: Found, *, quick: bool) -> Iterator[Run]:
     """The runs that an axis still needs: its best value and the neighbours of that."""
-    best = best_settings(name, study, *place, found)
+    best = best_settings(name, study, *place, found, axis=axis)
     values = (getattr(best, axis), *(() if quick else AXES[axis](getattr(best, axis))))
     for value in values:
         run = tuning_run(name, study, PROFILES[place[0]], place[1], replace(best, **{axis: value}))
@@ -151,14 +159,23 @@ def tuning_run(name: str, study: Study, method: str, correction: str, settings: 
     )
 
 
-def best_settings(name: str, study: Study, profile: str, correction: str, found: Found) -> Settings:
-    """Those with the least held-out loss so far."""
-    tried = tried_settings(name, profile, correction, found)
-    ended = {settings: loss for settings, loss in tried.items() if loss is not None}
-    return min(ended, key=lambda settings: ended[settings]) if ended else Settings(rate=study.rate)
+def best_settings(
+    name: str, study: Study, profile: str, correction: str, found: Found, *, axis: str | None = None
+) -> Settings:
+    """Those with the least held-out loss so far; given an axis, before the axes after it were searched."""
+    begin = Settings(rate=study.rate)
+    later = list(AXES)[list(AXES).index(axis) + 1 :] if axis else []
+    ended = {
+        settings: loss
+        for settings, loss in tried_settings(name, profile, correction, found).items()
+        if loss is not None and all(getattr(settings, other) == getattr(begin, other) for other in later)
+    }
+    return min(ended, key=lambda settings: ended[settings]) if ended else begin
 
 
 def tried_settings(name: str, profile: str, correction: str, found: Found) -> dict[Settings, float | None]:
     """The settings that were tried for a profile, and their losses."""
     where = (name, PROFILES[profile], correction, TUNING_SEED)
-    return {run.settings: loss for run, loss in found.items() if (run.study, run.method, run.correction, run.seed) == where}
+    return {
+        run.settings: loss for run, loss in found.items() if (run.study, run.method, run.correction, run.seed) == where
+    }

@@ -22,6 +22,8 @@ class Study:
     batch: int
     rate: float  # where the search begins
     metric: str = "accuracy"
+    sizes: tuple[int, ...] = (2, 4, 8)  # turns of the methods that learn differently with more micro-batches
+    turns: int = 1  # of the others; batch norms learn differently with all of them
 
     def sets(self, folder: Path) -> list[str]:
         """The settings of its job."""
@@ -83,8 +85,10 @@ STUDIES = {
         layers=10,
         updates=600,
         tuning=300,
-        batch=32,
+        batch=64,
         rate=4e-3,
+        sizes=(2,),
+        turns=2,
     ),
 }
 QUICK = {

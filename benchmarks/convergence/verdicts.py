@@ -1,84 +1,122 @@
-"""Each method's differences to synchronous training of the same seed, compared with the noise of seeds."""
+"""The difference of each method to synchronous training of the same seed and correction, and its upper bound."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from benchmarks.convergence.studies import METHODS, OPTIMIZERS, PARALLEL, SYNCHRONOUS
+from benchmarks.convergence.methods import BASE, METHODS
+from benchmarks.convergence.plan import SEEDS
 from benchmarks.harness import Results
 
-CLAIMED = ("wpipe", "wpipe, predicted", "xpipe")  # to end within seed noise of synchronous training
+# Of Student's t: 95 % are below, by degrees of freedom.
+QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """Paired differences of held-out loss, seed by seed; more is worse."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.values)
+
+    @property
+    def upper(self) -> float:
+        """The one-sided upper 95 % bound of the mean; infinite with fewer than two seeds."""
+        if (seeds := len(self.values)) < 2:
+            return math.inf
+        return self.mean + QUANTILES[seeds - 2] * statistics.stdev(self.values) / math.sqrt(seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A method in one study, with one optimizer, on a number of ranks; its tuples have an entry for each seed."""
+    """A method with a correction in one study, over its seeds."""
 
     study: str
-    optimizer: str
     method: str
-    ranks: int
-    losses: tuple[float, ...]  # of the seeds that did not diverge
-    metrics: tuple[float, ...]
-    differences: tuple[float, ...]  # of held-out loss to synchronous training of the same seed; more is worse
+    correction: str
+    delay: float  # mean, in updates
+    losses: dict[int, float]  # by seed, of those that did not diverge
+    metrics: dict[int, float]
     diverged: int
-    noise: float  # standard deviation of synchronous training over its seeds; 0 if fewer than two ended
+    gap: Gap | None  # to synchronous training; None for that itself, and if no seed ended in both
+    lost: Gap | None  # of the metric, to synchronous training
     curve: tuple[float | None, ...]  # mean training loss
 
     @property
     def label(self) -> str:
-        return self.method if self.method in (SYNCHRONOUS, PARALLEL) else f"{self.method}, p = {self.ranks}"
-
-    @property
-    def verdict(self) -> str:
-        """Within: as far from synchronous training as seeds are from each other, or less."""
-        if self.diverged:
-            return f"{self.diverged} of {self.diverged + len(self.losses)} diverged"
-        if not self.differences:
-            return "synchronous training diverged"
-        mean = statistics.mean(self.differences)
-        if mean and not self.noise:
-            return "noise unknown"
-        return "within" if abs(mean) <= self.noise else "worse" if mean > 0 else "better"
+        return self.method if self.correction == "plain" else f"{self.method}, {self.correction}"
 
 
 def cells(results: Results) -> Iterator[Cell]:
-    """All cells, study by study, in the order of the methods."""
-    found: dict[tuple[str, str, str, int], dict[int, Any]] = {}
-    for run in results["runs"]:
-        found.setdefault((run["study"], run["optimizer"], run["method"], run["ranks"]), {})[run["seed"]] = run
-    order = [
-        (study, optimizer, method) for study in results["studies"] for optimizer in OPTIMIZERS for method in METHODS
-    ]
-    for study, optimizer, method in order:
-        base = found[study, optimizer, SYNCHRONOUS, 2]
-        all_losses = [run["loss"] for run in base.values() if run["loss"] is not None]
-        noise = statistics.stdev(all_losses) if len(all_losses) > 1 else 0.0
-        seeds = {seed for place, runs in found.items() if place[2] != SYNCHRONOUS for seed in runs}
-        for ranks in METHODS[method].ranks:
-            if runs := found.get((study, optimizer, method, ranks)):
-                shown = {seed: run for seed, run in runs.items() if seed in seeds}  # the noise is of more seeds
-                yield _cell(study, optimizer, method, ranks, shown, base, noise)
+    """All cells that have results, study by study, in the order of the methods."""
+    for name, study in results["studies"].items():
+        runs = [run for run in results["runs"] if run["study"] == name and run["seed"] in SEEDS]
+        by_place: dict[tuple[str, str], dict[int, Any]] = {}
+        for run in runs:
+            if run["updates"] == study["updates"]:
+                by_place.setdefault((run["method"], run["correction"]), {})[run["seed"]] = run
+        for method in METHODS:
+            for (found, correction), by_seed in by_place.items():
+                if found == method:
+                    base = by_place.get((BASE, correction), {})
+                    yield _cell(results, name, method, correction, by_seed, base)
 
 
 def _cell(
-    study: str, optimizer: str, method: str, ranks: int, runs: dict[int, Any], base: dict[int, Any], noise: float
+    results: Results, study: str, method: str, correction: str, runs: dict[int, Any], base: dict[int, Any]
 ) -> Cell:
-    ended = {seed: run for seed, run in runs.items() if run["loss"] is not None}
-    both = [seed for seed in ended if base[seed]["loss"] is not None]
     points = zip(*(run["curve"] for run in runs.values()), strict=True)
+    losses, metrics = _ended(runs, "loss"), _ended(runs, "metric")
     return Cell(
         study=study,
-        optimizer=optimizer,
         method=method,
-        ranks=ranks,
-        losses=tuple(run["loss"] for run in ended.values()),
-        metrics=tuple(run["metric"] for run in ended.values()),
-        differences=tuple(ended[seed]["loss"] - base[seed]["loss"] for seed in both),
-        diverged=len(runs) - len(ended),
-        noise=noise,
+        correction=correction,
+        delay=results["delays"][method],
+        losses=losses,
+        metrics=metrics,
+        diverged=len(runs) - len(losses),
+        gap=None if method == BASE else gap_between(losses, _ended(base, "loss")),
+        lost=None if method == BASE else gap_between(_ended(base, "metric"), metrics),
         curve=tuple(None if None in point else statistics.mean(point) for point in points),
     )
+
+
+def gap_between(losses: dict[int, float], base: dict[int, float]) -> Gap | None:
+    """Of the seeds that both have."""
+    values = tuple(losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys()))
+    return Gap(values=values) if values else None
+
+
+def _ended(runs: dict[int, Any], key: str) -> dict[int, float]:
+    return {seed: run[key] for seed, run in runs.items() if run[key] is not None}
+
+
+def at_share(results: Results, study: str, correction: str, share: float) -> dict[int, float]:
+    """What synchronous training reaches in a share of the updates, by seed: linear between the lengths that ran.
+
+    A share below the shortest run counts as that, which favours synchronous training.
+    """
+    updates = results["studies"][study]["updates"]
+    by_seed: dict[int, list[tuple[float, float]]] = {}
+    for run in results["runs"]:
+        place = (run["study"], run["method"], run["correction"])
+        if place == (study, BASE, correction) and run["seed"] in SEEDS and run["loss"] is not None:
+            by_seed.setdefault(run["seed"], []).append((run["updates"] / updates, run["loss"]))
+    return {seed: _between(sorted(points), share) for seed, points in by_seed.items() if len(points) > 1}
+
+
+def _between(points: Sequence[tuple[float, float]], share: float) -> float:
+    if share <= points[0][0]:
+        return points[0][1]
+    for (low, first), (high, second) in pairwise(points):
+        if share <= high:
+            return first + (second - first) * (share - low) / (high - low)
+    return points[-1][1]

@@ -54,7 +54,7 @@ class ResumeCache:
         return part in self._parts
 
     def values(self) -> list[Any]:
-        """Of all parts that are stored."""
+        """Those of all parts that are stored."""
         return list(self._parts.values())
 
     def add(self, part: str, value: Any) -> None:

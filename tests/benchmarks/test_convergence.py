@@ -1,195 +1,244 @@
-"""Convergence: its runs, their verdicts, and its quick form."""
+"""Convergence: its plan, its verdicts, and its quick form."""
 
 import json
-from functools import partial
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.convergence.measure import best, beyond, measure
-from benchmarks.convergence.pages import _panels, _rate, missed, plots, tables
-from benchmarks.convergence.speed import rates, read_rates
-from benchmarks.convergence.studies import METHODS, QUICK, STUDIES, SYNCHRONOUS, Run, comparisons, even_cut
+from benchmarks.convergence.equal_time import CONTENDERS, periods
+from benchmarks.convergence.measure import measure
+from benchmarks.convergence.methods import BASE, METHODS, OPTIMISTIC, PLAIN, PROFILES, RANKS
+from benchmarks.convergence.pages import missed, plots, tables
+from benchmarks.convergence.plan import (
+    CHECKED,
+    LENGTHS,
+    SEEDS,
+    TUNING_SEED,
+    Run,
+    Settings,
+    best_settings,
+    next_runs,
+    run_of,
+)
+from benchmarks.convergence.studies import QUICK, STUDIES, even_cut
 from benchmarks.convergence.training import train
-from benchmarks.convergence.verdicts import cells
+from benchmarks.convergence.verdicts import Gap, at_share, cells, gap_between
 from benchmarks.harness import ResumeCache
 from weft.errors import WeftError
 from weft.train.job import job_of, schedule_of
 
-
-def run_of(method: str, ranks: int, **changes: Any) -> Run:
-    known: dict[str, Any] = {"study": "text", "optimizer": "sgd", "rate": 0.1, "seed": 0}
-    return Run(method=method, ranks=ranks, **(known | changes))
+STUDY = replace(STUDIES["text"], updates=100, tuning=50, rate=0.1)
+BEST = Settings(rate=0.2, beta=0.95, decay=0.01)
 
 
+def run_named(method: str, **changes: Any) -> Run:
+    known: dict[str, Any] = {
+        "study": "text", "correction": PLAIN, "settings": Settings(rate=0.1), "updates": 100, "seed": 0,
+    }  # fmt: skip
+    return Run(method=method, **(known | changes))
+
+
+def loss_of(run: Run) -> float:
+    """A bowl around `BEST`, which is worse for late methods."""
+    settings = run.settings
+    far = math.log2(settings.rate / BEST.rate) ** 2 + (settings.beta - BEST.beta) ** 2
+    far += math.log10(settings.decay / BEST.decay) ** 2
+    return 1 + far / 10 + METHODS[run.method].delay / 10 + (1 - run.updates / 100) / 2 + run.seed / 100
+
+
+def complete() -> dict[Run, float | None]:
+    found: dict[Run, float | None] = {}
+    while runs := next_runs({"text": STUDY}, found):
+        found |= {run: loss_of(run) for run in runs}
+    return found
+
+
+def results_of(found: dict[Run, float | None], **changes: Any) -> dict[str, Any]:
+    runs = [
+        run.plain() | {"loss": loss, "metric": None if loss is None else 1 - loss / 10, "curve": [3.0, loss]}
+        for run, loss in found.items()
+    ]
+    known = {
+        "form": "whole",
+        "studies": {"text": {"updates": 100}},
+        "delays": {name: method.delay for name, method in METHODS.items()},
+        "periods": periods(),
+        "complete": True,
+        "runs": runs,
+        "environment": "a machine",
+    }
+    return known | changes
+
+
+@pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_every_run_is_a_job_with_as_many_samples_in_an_update(method: str, ranks: int, tmp_path: Path) -> None:
-    if ranks not in METHODS[method].ranks:
-        ranks = 2
-    for file in ("text/tinyshakespeare.txt",):
+def test_every_run_is_a_job(name: str, method: str, tmp_path: Path) -> None:
+    study = STUDIES[name]
+    for _, file in study.files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("text")
-    job = job_of(None, run_of(method, ranks).sets(STUDIES["text"], tmp_path))
+    job = job_of(None, run_named(method, study=name).sets(study, tmp_path))
     schedule = schedule_of(job)
-    assert schedule.name == METHODS[method].schedule
-    assert (schedule.stages * job.schedule.replicas, job.train.batch) == (ranks, STUDIES["text"].batch)
-    assert sum(job.schedule.layers) == STUDIES["text"].layers
-    wanted = ranks if METHODS[method].fixed else 2
-    assert schedule.microbatches * job.schedule.replicas == wanted
+    assert (schedule.stages, job.train.batch) == (RANKS, study.batch)
+    assert job.train.batch % schedule.microbatches == 0
+    assert sum(job.schedule.layers) == study.layers
+    assert len(job.schedule.layers) == schedule.chunks
 
 
 def test_halves_are_cut_at_one_place() -> None:
     for layers in (8, 10, 16):
-        for chunks in (2, 4, 8):
+        for chunks in (4, 8):
             parts = even_cut(layers, chunks)
             assert (sum(parts), sum(parts[: chunks // 2]), len(parts)) == (layers, layers // 2, chunks)
             assert min(parts) >= 1
 
 
-def test_the_whole_form_has_every_method_on_every_size_and_three_seeds() -> None:
-    runs = comparisons("text", STUDIES["text"], "adamw", 0.1, quick=False)
-    asynchronous = [name for name, method in METHODS.items() if len(method.ranks) > 1]
-    assert {(run.method, run.ranks) for run in runs} >= {(name, p) for name in asynchronous for p in (2, 4, 8)}
-    assert all(sum(run.method == name and run.ranks == 2 for run in runs) >= 3 for name in METHODS)
-    assert len({str(run) for run in runs}) == len(runs)
+def test_delays_are_those_of_the_formulas() -> None:
+    """Four stages: shares of late micro-batches, mean over the chunks."""
+    wanted = {
+        "1f1b": 0, "2bw": 1, "wpipe": 1 / 2, "xpipe": 3 / 4,
+        **{f"wpipe fresh, m = {turns}p": 1 / (2 * turns) for turns in (2, 4, 8)},
+        **{f"paci, m = {turns}p": (3 + 2 + 1) / 4 / (4 * turns) for turns in (2, 4, 8)},
+        **{f"weave, m = {turns}p": (4 + 4 + 3 + 2 + 2 + 1 + 1 + 0) / 8 / (4 * turns) for turns in (2, 4, 8)},
+    }  # fmt: skip
+    assert {name: method.delay for name, method in METHODS.items()} == pytest.approx(wanted)
+    for method in METHODS.values():  # the settings are those of a profile that is at least about as late
+        assert method.delay <= METHODS[PROFILES[method.profile]].delay + 0.02
+
+
+def test_search_ends_at_a_minimum_of_every_axis() -> None:
+    found = complete()
+    for profile, method in PROFILES.items():
+        for correction in METHODS[method].corrections:
+            assert best_settings("text", STUDY, profile, correction, found) == BEST
+    tuned = {run.settings for run in found if run.seed == TUNING_SEED and run.method == BASE}
+    assert {0.1, 0.2, 0.4} <= {settings.rate for settings in tuned}  # both neighbours of the best
+    assert {0.9, 0.95, 0.975} <= {settings.beta for settings in tuned}
+    assert min(settings.decay for settings in tuned) == 0.01  # less is none
+
+
+def test_plan_has_every_method_on_every_seed_with_its_settings() -> None:
+    found = complete()
+    whole = {
+        (run.method, run.correction, run.seed)
+        for run in found
+        if (run.settings, run.updates) == (BEST, 100) and run.seed in SEEDS
+    }
+    assert whole == {
+        (name, correction, seed) for name, method in METHODS.items() for correction in method.corrections
+        for seed in SEEDS
+    }  # fmt: skip
+    shorter = {run.updates for run in found if run.method == BASE and run.seed == 0}
+    assert shorter == {100, *(round(100 * share) for share in LENGTHS)}
+    checked = {(run.method, run.correction) for run in found if run.seed == TUNING_SEED}
+    assert set(CHECKED) <= checked
+
+
+def test_a_diverged_run_is_no_optimum_and_nothing_runs_twice() -> None:
+    found: dict[Run, float | None] = {}
+    while runs := next_runs({"text": STUDY}, found):
+        assert not set(runs) & found.keys()
+        found |= {run: None if run.settings.rate > 0.1 else loss_of(run) for run in runs}
+    assert best_settings("text", STUDY, METHODS[BASE].profile, PLAIN, found).rate == 0.1
+    assert len({str(run) for run in found}) == len(found)
 
 
 def test_missing_data_fails_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="WEFT_DATA"):
-        run_of("wpipe", 2).sets(STUDIES["text"], tmp_path)
+        run_named("wpipe").sets(STUDIES["text"], tmp_path)
 
 
-def test_sweep_continues_while_the_best_is_at_its_edge() -> None:
-    assert best({0.1: 2.0, 0.2: 1.0, 0.4: None}) == 0.2
-    assert beyond({0.1: 2.0, 0.2: 1.0, 0.4: None}) == []
-    assert beyond({0.1: 2.0, 0.2: 1.0}) == [0.4]
-    assert beyond({0.1: 1.0, 0.2: None}) == [0.05]
+def test_upper_bound_is_that_of_students_t() -> None:
+    """Mean 0.02, standard deviation 0.01, three seeds: 0.02 + 2.920 x 0.01 / √3."""
+    gap = gap_between({0: 1.01, 1: 1.12, 2: 1.23, 3: 9.0}, {0: 1.0, 1: 1.1, 2: 1.2})
+    assert gap is not None
+    assert gap.mean == pytest.approx(0.02)
+    assert gap.upper == pytest.approx(0.02 + 2.920 * 0.01 / math.sqrt(3))
+    assert Gap(values=(0.0,)).upper == math.inf  # one seed says nothing
+    assert gap_between({0: 1.0}, {1: 1.0}) is None
 
 
-def results_of(losses: dict[str, list[float | None]]) -> dict[str, Any]:
-    """Results in which synchronous training has the losses 1.0, 1.1 and 1.2, so a noise of 0.1."""
-    known: dict[str, list[float | None]] = {SYNCHRONOUS: [1.0, 1.1, 1.2], **losses}
-    runs = [
-        vars(run_of(method, 2, seed=seed, optimizer=optimizer))
-        | {"loss": loss, "metric": None if loss is None else 0.5, "curve": [2.0, loss]}
-        for optimizer in ("sgd", "adamw")
-        for method, by_seed in known.items()
-        for seed, loss in enumerate(by_seed)
-    ]
-    study = {"title": "a text", "updates": 20, "batch": 4, "evaluated": 10}
-    sweeps = {f"text, {optimizer}": {"0.05": 2.0, "0.1": 1.0, "0.2": None} for optimizer in ("sgd", "adamw")}
-    return {"studies": {"text": study}, "sweeps": sweeps, "runs": runs, "environment": "a machine"}
+def test_cells_compare_seed_by_seed_with_the_same_correction() -> None:
+    found = complete()
+    for run in list(found):
+        if run.method == BASE and run.correction == OPTIMISTIC and run.updates == 100:
+            found[run] = loss_of(run) - 0.1
+    by_label = {cell.label: cell for cell in cells(results_of(found))}
+    assert by_label["wpipe"].gap is not None
+    assert by_label["wpipe, optimistic"].gap is not None
+    assert by_label["wpipe"].gap.values == pytest.approx([0.05] * 5)
+    assert by_label["wpipe, optimistic"].gap.values == pytest.approx([0.15] * 5)
+    assert by_label[BASE].gap is None
+    diverged = next(run for run in found if run.method == "2bw" and run.seed == 1 and run.correction == PLAIN)
+    found[diverged] = None
+    cell = {cell.label: cell for cell in cells(results_of(found))}["2bw"]
+    assert (cell.diverged, len(cell.losses), cell.gap and len(cell.gap.values)) == (1, 4, 4)
 
 
-def test_verdicts_follow_from_the_noise_of_seeds() -> None:
-    losses: dict[str, list[float | None]] = {
-        "wpipe": [1.05, 1.15, 1.25],
-        "xpipe": [1.15, 1.25, 1.35],
-        "2bw": [1.0, None, 1.2],
-        "pipedream": [0.8, 0.9, 1.0],
-    }
-    results = results_of(losses)
-    found = {cell.method: cell for cell in cells(results) if cell.optimizer == "sgd"}
-    assert found["wpipe"].noise == pytest.approx(0.1)
-    assert found["wpipe"].differences == pytest.approx([0.05] * 3)
-    verdicts = {name: cell.verdict for name, cell in found.items()}
-    assert verdicts == {
-        SYNCHRONOUS: "within", "wpipe": "within", "xpipe": "worse", "2bw": "1 of 3 diverged", "pipedream": "better",
-    }  # fmt: skip
-    assert found["2bw"].curve == (2.0, None)
-    lines = missed(results)
-    assert len(lines) == 2  # of both optimizers
-    assert all("xpipe" in line for line in lines)
+def test_equal_time_gives_synchronous_training_fewer_updates() -> None:
+    by_case = {(case["stages"], case["turns"], case["hop"]): case["periods"] for case in periods()}
+    for (stages, turns, hop), found in by_case.items():
+        if not hop:
+            m = stages * turns
+            assert found["1f1b"] == pytest.approx(3 * (m + stages - 1) / m)
+            assert all(found[name] == pytest.approx(3) for name in CONTENDERS[turns].values())
+    results = results_of(complete())
+    assert at_share(results, "text", PLAIN, 0.6)[0] == pytest.approx(1 + (1 - 0.6) / 2)
+    assert at_share(results, "text", PLAIN, 0.1)[0] == pytest.approx(1 + (1 - 0.55) / 2)
+    row = next(line for line in tables(results)["time"].splitlines() if "p = 4, m = 4, hop 0" in line)
+    assert "-0.164" in row  # wpipe loses 0.05, 1f1b (1 - 4/7) / 2
+
+
+def test_tables_plots_and_targets() -> None:
+    results = results_of(complete())
     shown = tables(results)
-    assert shown.keys() == {"rates", "text", "claim"}
-    assert "+0.150 (+0.150 to +0.150)" in shown["text"]
-    assert "**+1.5**" in shown["claim"]
-    assert "0.2: diverged" in shown["rates"]
+    assert shown.keys() == {"settings", "text", "checks", "time"}
+    assert "**0.2: " in shown["settings"]
+    assert "| `wpipe` | plain | 0.5 | 5 |" in shown["text"]
+    assert plots(results).keys() == {"delay.svg", "curves.svg"}
+    lines = missed(results)
+    assert any("wpipe fresh, m = 2p, optimistic" in line for line in lines)  # 0.025 nats
+    assert not any("m = 2p:" in line and "at most 0.02" in line for line in lines)  # asked of m of 4p and more
+    assert missed(results | {"complete": False})[0].startswith("the plan is not complete")
 
 
-def test_tables_and_plots_of_the_whole_form() -> None:
-    """Not every method runs on every number of ranks with every optimizer."""
-    results = results_of({})
-    results["runs"] = [
-        vars(run) | {"loss": 1.0 + run.seed / 10, "metric": 0.5, "curve": [2.0, 1.0]}
-        for optimizer in ("sgd", "adamw")
-        for run in comparisons("text", STUDIES["text"], optimizer, 0.1, quick=False)
-    ]
-    assert "| wpipe, p = 8 |  |  |  |  | 1.100 ± 0.100 | 50.0 ± 0.0 % |" in tables(results)["text"]
-    assert "xpipe, p = 8" in plots(results)["differences.svg"]
-    results["sweeps"]["text, sgd"] = {"0.1": 2.0, "0.2": 1.0}
-    assert missed(results) == ["text, sgd: the best rate is at the edge of the sweep"]
+def test_recorded_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second command adds what the first one left, whatever partial results a killed one has stored."""
+    monkeypatch.setattr("benchmarks.convergence.measure.STUDIES", {"text": replace(STUDY, files=())})
+    made: list[Run] = []
+
+    def trains(runs: list[Run], *, quick: bool, until: float) -> Any:
+        for run in runs[:40]:
+            made.append(run)
+            yield run, {"loss": loss_of(run), "metric": 0.5, "curve": []}
+
+    monkeypatch.setattr("benchmarks.convergence.measure.train_all", trains)
+    whole = measure(quick=False, cache=ResumeCache(tmp_path / "partial.jsonl"))
+    assert whole["complete"]
+    assert whole["parts"] == [{"environment": whole["parts"][0]["environment"], "runs": len(made)}]
+    half = whole | {"runs": whole["runs"][:100], "complete": False}
+    (tmp_path / "results.json").write_text(json.dumps(half))
+    made.clear()
+    again = measure(quick=False, cache=ResumeCache(tmp_path / "partial.jsonl"))
+    assert len(made) == len(whole["runs"]) - 100
+    assert {run_of(entry) for entry in again["runs"]} == {run_of(entry) for entry in whole["runs"]}
+    assert [part["runs"] for part in again["parts"]] == [len(whole["runs"]), len(made)]
 
 
-def test_plots_show_the_methods() -> None:
-    found = plots(results_of({"wpipe": [1.05, 1.15, 1.25]}))
-    assert found.keys() == {"differences.svg", "curves.svg"}
-    assert all(">wpipe" in svg for svg in found.values())
-
-
-def test_curves_over_time_are_of_methods_whose_rate_is_known() -> None:
-    results = results_of({name: [1.0, 1.1, 1.2] for name in ("wpipe", "wpipe, predicted", "xpipe")})
-    results["throughput"] = {"transformer": {"1f1b": 0.5, "wpipe": 0.8}, "resnext": {"xpipe": 0.9}}
-    svg = plots(results)["time.svg"]
-    assert "wpipe" in svg
-    assert "predicted" not in svg
-    assert "xpipe" not in svg  # its rate is that of another model
-    found = _panels(results, list(cells(results)), partial(_rate, results))
-    assert found.keys() == {"text, SGD, momentum", "text, AdamW"}
-    # 20 updates in two parts, each point in the middle of its part
-    assert [at for at, _ in found["text, AdamW"][SYNCHRONOUS]] == [10, 30]
-    assert [at for at, _ in found["text, AdamW"]["wpipe"]] == [6.25, 18.75]
-    assert {STUDIES[name].like for name in ("text", "qqp")} == {"transformer"}
-    assert STUDIES["cifar10"].like == "resnext"
-
-
-def test_rates_are_those_of_two_micro_batches_and_the_best_of_synchronous_training(tmp_path: Path) -> None:
-    def size(**seconds: list[float]) -> dict[str, Any]:
-        named = {name if name == "DDP" else f"weft {name.replace('_', ' ')}": times for name, times in seconds.items()}
-        return {"limit": {name: [1.0] * 3 for name in named}, "seconds": named}
-
-    sizes = {
-        "2": size(gpipe=[2.0] * 3, wpipe=[1.25, 1.0, 2.0], DDP=[1.0] * 3),
-        "8": size(gpipe=[2.5] * 3, interleaved=[1.6] * 3, wpipe=[1.0] * 3, xpipe=[1.0] * 3),
-    }
-    wanted = {"transformer": {"wpipe": 0.8, "1f1b": 0.625}}
-    assert rates({"models": {"transformer": sizes}}) == wanted
-    assert read_rates(tmp_path / "convergence") == read_rates(None) == {}
-    (tmp_path / "throughput").mkdir()
-    (tmp_path / "throughput/results.json").write_text(json.dumps({"models": {"transformer": sizes}}))
-    assert read_rates(tmp_path / "convergence") == wanted
-
-
-def test_diverged_synchronous_training_is_reported() -> None:
-    """On every seed, in the first part of the run: nothing can be compared, and other methods are still shown."""
-    results = results_of({SYNCHRONOUS: [None] * 3, "wpipe": [1.0, 1.1, 1.2]})
-    for run in results["runs"]:
-        if run["loss"] is None:
-            run["curve"] = [None, None]
-    assert (
-        "| wpipe, p = 2 | synchronous training diverged | synchronous training diverged |" in tables(results)["claim"]
-    )
-    assert "no seed ended in both" in tables(results)["text"]
-    assert all("synchronous training diverged" in line for line in missed(results))
-    found = plots(results)
-    assert found.keys() == {"curves.svg"}
-    assert "wpipe" in found["curves.svg"]
-
-
-def test_a_difference_without_noise_has_no_verdict() -> None:
-    """One seed alone says nothing of the noise."""
-    results = results_of({SYNCHRONOUS: [1.0], "wpipe": [1.1], "xpipe": [1.0]})
-    shown = tables(results)["claim"]
-    assert "| wpipe, p = 2 | noise unknown | noise unknown |" in shown
-    assert "| xpipe, p = 2 | +0.0 | +0.0 |" in shown
+def test_hours_are_a_number_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_HOURS", "soon")
+    with pytest.raises(WeftError, match="WEFT_HOURS is a number of hours"):
+        measure(quick=True, cache=ResumeCache())
 
 
 @pytest.mark.slow
 def test_diverged_run_ends_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any other failure is an error."""
-    found = train(run_of("wpipe", 2, rate=1e30), quick=True)
+    wild = run_named("wpipe", settings=Settings(rate=1e30), updates=6)
+    found = train(wild, quick=True)
     assert (found["loss"], found["metric"], found["curve"][-1]) == (None, None, None)
 
     def fails(self: Any, *given: Any) -> None:
@@ -197,17 +246,14 @@ def test_diverged_run_ends_without_figures(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("weft.runtime.engine.worker.Worker._check_loss", fails)
     with pytest.raises(WeftError, match="no luck"):
-        train(run_of("wpipe", 2), quick=True)
+        train(wild, quick=True)
 
 
 @pytest.mark.slow
 def test_quick_form_trains_every_method() -> None:
-    """Data parallelism is synchronous training, to the rounding of sums; nothing else is."""
     results = measure(quick=True, cache=ResumeCache())
-    found = {(cell.method, cell.optimizer): cell for cell in cells(results)}
-    assert {method for method, _ in found} == METHODS.keys()
+    assert results["complete"]
+    found = {(cell.method, cell.correction): cell for cell in cells(results)}
+    assert found.keys() == {(name, made) for name, method in METHODS.items() for made in method.corrections}
     assert all(cell.losses and not cell.diverged for cell in found.values())
-    for (method, _), cell in found.items():
-        same = abs(cell.differences[0]) < 1e-6
-        assert same == (method in (SYNCHRONOUS, "data parallelism")), method
-    assert QUICK["text"].title in results["studies"]["text"]["title"]
+    assert tables(results | {"form": "quick", "environment": "a machine"}).keys() >= {"settings", *QUICK}
