@@ -66,9 +66,12 @@ def plots(results: Results) -> dict[str, str]:
     """Gaps over the mean delay, and curves over updates."""
     found = list(cells(results))
     title = "Held-out loss, less that of synchronous training with the same correction and seed"
-    by_delay = lines(title, _by_delay(found), x="mean delay, in updates", y="nats")
-    curves = lines("Training loss, mean of the seeds", _curves(results, found), x="updates", y="loss")
-    return {"delay.svg": by_delay, "curves.svg": curves}
+    drawn = {}
+    if panels := _by_delay(found):
+        drawn["delay.svg"] = lines(title, panels, x="mean delay, in updates", y="nats")
+    if panels := _curves(results, found):
+        drawn["curves.svg"] = lines("Training loss, mean of the seeds", panels, x="updates", y="loss")
+    return drawn
 
 
 # Tables

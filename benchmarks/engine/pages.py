@@ -39,6 +39,7 @@ def tables(results: Results) -> dict[str, str]:
     windows = len(results["versions"]["now"]["models"]["main"][BASE])
     about = f"{windows} windows of each schedule; {results['environment']}."
     return {
+        "pace": f"{_pace_table(results)}\n\n{about}",
         "busy": f"{_ratio_table(results, busy=True)}\n\n{about}",
         "alone": f"{_ratio_table(results, busy=False)}\n\n{about}",
         "parts": f"{_parts_table(results)}\n\n{results['environment']}.",
@@ -61,6 +62,29 @@ def _ratio_table(results: Results, *, busy: bool) -> str:
         ]
         rows.append([f"`{schedule}`", *cells, "–" if limit is None else f"{limit:g}"])
     return table(head, rows)
+
+
+def _pace_table(results: Results) -> str:
+    """Time of a mini-batch over that of `2bw`, and the share of it in which a rank waits."""
+    now = results["versions"]["now"]["models"]
+    columns = [(model, version) for model in now for version in _versions(results)]
+    head = ["schedule", *(f"{MODELS[model]}, {version}" for model, version in columns)]
+    rows = [
+        [
+            f"`{schedule}`",
+            *(_pace(results["versions"][version]["models"][model], schedule) for model, version in columns),
+        ]
+        for schedule in now["main"]
+    ]
+    return table(head, rows)
+
+
+def _pace(figures: Results, schedule: str) -> str:
+    if schedule not in figures:
+        return "–"
+    ratios = [window["wall"] / base["wall"] for window, base in zip(figures[schedule], figures[BASE], strict=True)]
+    idle = statistics.median(window["waiting"] / window["wall"] for window in figures[schedule])
+    return f"{median_and_quartiles(ratios)}, {100 * idle:.1f} %"
 
 
 def _cell(figures: Results, schedule: str, *, busy: bool) -> str:
