@@ -77,7 +77,15 @@ def test_every_function_exists_in_this_version_or_is_of_an_earlier_one() -> None
 
 
 def window(busy: float, cpu: float, **more: float) -> dict[str, float]:
-    return {"busy": busy, "cpu": cpu, "main": 0.9 * cpu, "alone": 1.0, "actions": 10.0, "waiting": 0.1} | more
+    return {
+        "wall": busy + 0.5,
+        "busy": busy,
+        "cpu": cpu,
+        "main": 0.9 * cpu,
+        "alone": 1.0,
+        "actions": 10.0,
+        "waiting": 0.1,
+    } | more
 
 
 def results(wpipe: float = 2.04, cpu: float = 1.02) -> dict[str, Any]:
@@ -92,6 +100,7 @@ def test_tables_show_both_versions() -> None:
     row = "| `wpipe` | 1.020 (1.020 to 1.020) | 1.020 (1.020 to 1.020) | 1.03 |"
     assert row in found["busy"]
     assert "schedule | main job, before | main job, now |" in found["busy"]
+    assert "| `wpipe` | 1.02 (1.02 to 1.02), 3.9 % |" in found["pace"]  # 2.54 of 2.5, of which it waits 0.1
     assert "| `2bw` | 1.020 (1.020 to 1.020) |" in found["alone"]
     assert "| send | 2.0 | 2.0 |" in found["parts"]
 
