@@ -33,9 +33,34 @@ def tables(results: Results) -> dict[str, str]:
     times = [[_label(name), *(_milliseconds(case, name) for case in cases.values())] for name in names]
     about = f"{len(rounds)} rounds; {results['environment']}."
     return {
+        "torch": f"{_torch_table(cases)}\n\n{about}",
         "ratios": f"{table(['contender', *cases], rows)}\n\n{about}",
         "milliseconds": table(["contender", *cases], times),
     }
+
+
+def over_torch(case: Results, name: str, *opponents: str) -> list[float]:
+    """Throughput over that of the fastest of some of torch's schedules, in each round."""
+    sizes = 2 if name.removeprefix("weft ") in WARM else 1
+    return [
+        sizes * min(others) / seconds
+        for seconds, *others in zip(
+            case["seconds"][name], *(case["seconds"][other] for other in opponents), strict=True
+        )
+    ]
+
+
+def _torch_table(cases: dict[str, Results]) -> str:
+    """Each of weft's schedules over torch's 1F1B, and over the best of torch's."""
+    every = [name for name in next(iter(cases.values()))["seconds"] if name.startswith("torch ")]
+    columns = [(case, opponents) for case in cases for opponents in (("torch 1F1B",), tuple(every))]
+    head = ["contender", *(f"{case}, over {'the best' if len(names) > 1 else '1F1B'}" for case, names in columns)]
+    rows = [
+        [_label(name), *(median_and_quartiles(over_torch(cases[case], name, *names)) for case, names in columns)]
+        for name in next(iter(cases.values()))["seconds"]
+        if name.startswith("weft ")
+    ]
+    return table(head, rows)
 
 
 def _milliseconds(case: Results, name: str) -> str:

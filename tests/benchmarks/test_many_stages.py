@@ -47,11 +47,21 @@ def test_quick_form() -> None:
         assert (0.4 if name in ASYNCHRONOUS else 0.15) < max(values) < 1.1, (name, values)
         assert len(values) == 3
     tables = pages.tables(results)
-    assert tables.keys() == {"ratios", "milliseconds"}
+    assert tables.keys() == {"torch", "ratios", "milliseconds"}
     assert "p = 4, even" in tables["ratios"]
     assert ENVIRONMENT["environment"] in tables["ratios"]
     assert "| weft wpipe warmup 2, m = 2p |" in tables["milliseconds"]
     assert pages.plots(results).keys() == {"ratios.svg"}
+
+
+def test_throughput_over_torch_counts_micro_batches() -> None:
+    """The schedules with more warm-up have twice as many in a mini-batch."""
+    shown = results_with(torch_1F1B=[1.5] * 3, weft_2bw=[0.5] * 3, weft_2bw_warmup_2=[1.0] * 3)
+    case = shown["stages"]["8"]["even"]
+    assert pages.over_torch(case, "weft 2bw", "torch 1F1B") == [3.0] * 3
+    assert pages.over_torch(case, "weft 2bw warmup 2", "torch 1F1B", "torch GPipe") == [2.0] * 3
+    row = next(line for line in pages.tables(shown)["torch"].splitlines() if line.startswith("| weft 2bw |"))
+    assert row.endswith("| 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) |")
 
 
 def test_asynchronous_contenders() -> None:
