@@ -18,7 +18,7 @@ from weft.runtime.device import check_device
 from weft.runtime.engine import PRECISIONS, LossFunction
 from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker, check_optimizer
-from weft.schedule import METHODS, RecomputeChoice, Schedule, check_recompute, check_sizes, is_number
+from weft.schedule import RecomputeChoice, Schedule, check_recompute, check_sizes, is_number, methods_with
 from weft.text import did_you_mean
 
 PREDICT = {
@@ -164,7 +164,7 @@ class Settings:
 def refuse_unknown(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that `Pipeline` does not have; those of a schedule with the line that works."""
     for name, value in unknown.items():
-        owners = [owner for owner, method in METHODS.items() if name in method.options]
+        owners = methods_with(name)
         if owners:
             owner = given["schedule"] if given["schedule"] in owners else owners[0]
             sizes = ", ".join(f"{size}={given[size] or '...'}" for size in ("stages", "microbatches"))
