@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:  # all others of these are imported above
+    if name not in __all__:  # the others are imported above
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     from weft import runtime
 

@@ -123,7 +123,7 @@ def test_huge_sizes_are_refused_quickly(name: str, sizes: tuple[int, int]) -> No
         ("weave", {"fresh": True}, "always read the newest version"),
         ("weave", {"versions": "exact"}, "use predict, which is published or exact"),
         ("xpipe", {"predict": "exact"}, "use versions, which is published or exact"),
-        ("pipedream", {"slack": 0}, r"no option 'slack' \(it is of weave\); its options are: vertical_sync"),
+        ("pipedream", {"slack": 0}, r"no option 'slack' \(it is an option of weave\); its options are: vertical_sync"),
         ("xpipe", {"version": "exact"}, "did you mean 'versions'"),
         ("xpipe", {"versions": "right"}, "published or exact"),
         ("gpipe", {"warmup": 2}, "its options are: none"),

@@ -21,8 +21,8 @@ from weft.schedule.actions import (
     join,
     pair_up,
 )
-from weft.schedule.catalog import METHODS, Method, schedule
-from weft.schedule.core import Schedule, check_sizes
+from weft.schedule.catalog import METHODS, Method, methods_with, predicting_methods, schedule
+from weft.schedule.core import Schedule, check_sizes, is_number
 from weft.schedule.csv_format import load_csv, read_csv, torch_can_express, write_csv
 from weft.schedule.delays import delay_text, max_ahead, max_delay, mean_delay, mean_over_chunks
 from weft.schedule.find_block import DEFAULT_SLACK, find_block
@@ -74,6 +74,7 @@ __all__ = [
     "delay_text",
     "find_block",
     "is_any",
+    "is_number",
     "is_recompute_choice",
     "join",
     "load_csv",
@@ -83,7 +84,9 @@ __all__ = [
     "max_delay",
     "mean_delay",
     "mean_over_chunks",
+    "methods_with",
     "pair_up",
+    "predicting_methods",
     "prediction_of",
     "read_csv",
     "recompute_choices",

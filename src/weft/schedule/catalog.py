@@ -28,6 +28,7 @@ from weft.text import did_you_mean
 PREDICT = "use predict, which is published or exact"
 VERSIONS = "it always predicts; use versions, which is published or exact"
 NEWEST = "forwards always read the newest version"
+PREDICTION_OPTIONS = ("versions", "predict")
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -48,6 +49,11 @@ class Method:
         """The options besides stages and microbatches, with their defaults."""
         parameters = inspect.signature(self.build).parameters.values()
         return {parameter.name: parameter.default for parameter in parameters if parameter.kind is KEYWORD_ONLY}
+
+    @property
+    def prediction_option(self) -> str | None:
+        """Its option that counts predicted versions: `versions` if it always predicts, `predict` if it can."""
+        return next((option for option in PREDICTION_OPTIONS if option in self.options), None)
 
 
 METHODS: dict[str, Method] = {
@@ -170,5 +176,15 @@ def _hint(method: Method, option: str) -> str:
     """For an option that a method lacks: what to use, whose it is, or one with a similar name."""
     if option in method.instead:
         return f" ({method.instead[option]})"
-    owners = [name for name, other in METHODS.items() if option in other.options]
-    return f" (it is of {', '.join(owners)})" if owners else did_you_mean(option, method.options)
+    owners = methods_with(option)
+    return f" (it is an option of {', '.join(owners)})" if owners else did_you_mean(option, method.options)
+
+
+def methods_with(option: str) -> list[str]:
+    """The methods that have an option."""
+    return [name for name, method in METHODS.items() if option in method.options]
+
+
+def predicting_methods() -> list[str]:
+    """The methods that predict weights, always or on request."""
+    return [name for name, method in METHODS.items() if method.prediction_option is not None]

@@ -130,6 +130,11 @@ def check_sizes(**sizes: Any) -> None:
             raise WeftError(f"{name} must be a whole number of 1 or more (got {value!r})")
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_work(*, stages: int, microbatches: int, chunks: int) -> None:
     """Reject schedules that would not fit in memory, before anything is built."""
     if chunks > MAX_CHUNKS:

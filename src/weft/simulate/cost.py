@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import WeftError
-from weft.schedule import Op, RecomputeChoice, Schedule, is_recompute_choice, recompute_choices
+from weft.schedule import Op, RecomputeChoice, Schedule, is_number, is_recompute_choice, recompute_choices
 from weft.text import did_you_mean, format_count
 
 LEAST, LARGEST = 1e-100, 1e100  # of any cost except 0, so that sums and quotients stay finite
@@ -237,10 +237,6 @@ def _check(cost: ChunkCost | Link) -> None:
                 raise WeftError(f"{entry.name} must be true or false (got {value!r})")
         elif (entry.name == "bandwidth" and value == math.inf) or (value is None and "None" in str(entry.type)):
             continue
-        elif (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not (value == 0 or LEAST <= value <= LARGEST)
-        ):
+        elif not (is_number(value) and (value == 0 or LEAST <= value <= LARGEST)):
             shown = f"{value!r}"[:40]
             raise WeftError(f"{entry.name} must be 0 or a number from {LEAST:g} to {LARGEST:g} (got {shown})")

@@ -101,8 +101,9 @@ def _member(job: Job, schedule: str, seed: int) -> Job:
     """The job under a schedule; options of other schedules are left out."""
     left_out = {}
     if (method := METHODS.get(schedule)) is not None:
-        own = {"predict" if name == "versions" else name for name in method.options}
-        left_out = {name: getattr(ScheduleChoice(), name) for name in SCHEDULE_OPTIONS if name not in own}
+        own = {"predict" if option == method.prediction_option else option for option in method.options}
+        default = ScheduleChoice()
+        left_out = {option: getattr(default, option) for option in SCHEDULE_OPTIONS if option not in own}
     choice = replace(job.schedule, name=schedule, **left_out)
     return replace(job, schedule=choice, train=replace(job.train, seed=seed))
 

@@ -21,6 +21,7 @@ from weft.schedule import (
     check_autocast,
     load_csv,
     load_schedule_function,
+    predicting_methods,
     recompute_choices,
     verify,
 )
@@ -34,7 +35,7 @@ from weft.train.trust import check_trust
 FORMAT = 3  # of jobs; 2 had no schedule.fresh; 1 had no key for its format, and its bf16 was autocast
 KEYS_OF_FORMAT_1 = {"name", "model", "data", "schedule", "train", "evaluate", "checkpoint", "log"}
 MOST_RANKS = 4  # by default
-SCHEDULE_OPTIONS = ("chunks", "warmup", "vertical_sync", "fresh", "slack", "split", "predict")  # of single methods
+SCHEDULE_OPTIONS = ("chunks", "warmup", "vertical_sync", "fresh", "slack", "split", "predict")  # not of all methods
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax", "muon")
 
 
@@ -294,8 +295,8 @@ def schedule_of(job: Job) -> Schedule:
     choice = job.schedule
     stages = ranks_of(job) // choice.replicas
     sizes = {"stages": stages, "microbatches": choice.microbatches or 2 * stages}
-    given = {key: getattr(choice, key) for key in SCHEDULE_OPTIONS if key != "predict"}
-    options: dict[str, Any] = {key: value for key, value in given.items() if value != getattr(ScheduleChoice(), key)}
+    given, default = ({key: getattr(keys, key) for key in SCHEDULE_OPTIONS} for keys in (choice, ScheduleChoice()))
+    options = {key: value for key, value in given.items() if key != "predict" and value != default[key]}
     if choice.name.endswith(".csv"):
         schedule = load_csv(choice.name)
         if (schedule.stages, choice.microbatches or schedule.microbatches) != (stages, schedule.microbatches):
@@ -308,16 +309,10 @@ def schedule_of(job: Job) -> Schedule:
     else:
         method = METHODS.get(choice.name)
         if choice.predict and method is not None:
-            options[_prediction_option(choice.name)] = choice.predict
+            if method.prediction_option is None:
+                able = ", ".join(predicting_methods())
+                raise WeftError(f"schedule.predict is for {able} (schedule.name: {choice.name}); leave it out")
+            options[method.prediction_option] = choice.predict
         return by_name(choice.name, **sizes, **options)
     verify(schedule)
     return schedule
-
-
-def _prediction_option(name: str) -> str:
-    """The name that a method has for its option of prediction."""
-    for key in ("versions", "predict"):
-        if key in METHODS[name].options:
-            return key
-    able = [other for other, method in METHODS.items() if {"versions", "predict"} & set(method.options)]
-    raise WeftError(f"schedule.predict is for {', '.join(able)} (schedule.name: {name}); leave it out")

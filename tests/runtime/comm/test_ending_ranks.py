@@ -20,7 +20,7 @@ from tests.helpers.rank_functions import DEADLINE, eventually
 from torch import nn
 
 import weft
-from weft.runtime.comm import transport
+from weft.runtime.comm import process_transport
 from weft.runtime.comm.links import SendLink
 from weft.runtime.comm.shared_memory import SharedReceiver, SharedSender, memory_probe
 
@@ -42,7 +42,7 @@ def link_with_a_message() -> tuple[SendLink, Callable[[], Any]]:
 def lingering(link: SendLink, is_there: Flag, presence: ExitStack | None = None) -> threading.Thread:
     """A rank that ends, in a thread."""
     arguments = (presence or ExitStack(), [(link, is_there)], DEADLINE)
-    thread = threading.Thread(target=transport._linger, args=arguments, daemon=True)
+    thread = threading.Thread(target=process_transport._linger, args=arguments, daemon=True)
     thread.start()
     return thread
 
@@ -86,7 +86,7 @@ def test_two_ranks_that_end_do_not_wait_for_each_other() -> None:
 def test_its_wait_has_a_deadline() -> None:
     link, _ = link_with_a_message()
     began = monotonic()
-    transport._linger(ExitStack(), [(link, lambda: True)], 0.1)
+    process_transport._linger(ExitStack(), [(link, lambda: True)], 0.1)
     assert monotonic() - began >= 0.1
 
 
@@ -95,7 +95,7 @@ def test_a_failed_script_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "last_value", ValueError("a mistake"), raising=False)  # as after a traceback
     link, _ = link_with_a_message()
     began = monotonic()
-    transport._linger(ExitStack(), [(link, lambda: True)], DEADLINE)
+    process_transport._linger(ExitStack(), [(link, lambda: True)], DEADLINE)
     assert monotonic() - began < DEADLINE
 
 

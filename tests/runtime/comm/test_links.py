@@ -23,11 +23,11 @@ from torch import Tensor
 from weft import faults
 from weft.errors import PeerError, RunError
 from weft.runtime.comm.buffers import ALIGNMENT, Pool, aligned
+from weft.runtime.comm.descriptions import MAX_DESCRIPTIONS
 from weft.runtime.comm.links import (
     FIRST_CAPACITY,
     HEADER,
     LARGE,
-    MAX_DESCRIPTIONS,
     NO_PIECE,
     TAG,
     LinkError,

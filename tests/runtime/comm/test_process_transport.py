@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.runtime.comm.links import ReceiveLink, SendLink
-from weft.runtime.comm.transport import ProcessTransport
+from weft.runtime.comm.process_transport import ProcessTransport
 
 WIDTH, WORDS, ROWS, STEPS = 16, 16, 8, 6
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "pipedream", "2bw", "wpipe"]

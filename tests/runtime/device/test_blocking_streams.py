@@ -15,7 +15,7 @@ from tests.helpers.pretend.ranks import needs_pretend_device
 from tests.helpers.rank_runs import Case, pipeline, train
 
 from weft.errors import RunError
-from weft.runtime.comm import transport
+from weft.runtime.comm import process_transport
 from weft.runtime.weights import all_reduce
 
 pytestmark = needs_pretend_device
@@ -26,7 +26,7 @@ LIMIT = 1.0  # seconds that a kernel waits for the gates of its stream
 def train_with_sums_on_the_compute_stream(case: Case) -> str:
     pretend.load().set_gate_limit(LIMIT)
     with (
-        mock.patch.object(transport, "new_stream", return_value=None),
+        mock.patch.object(process_transport, "new_stream", return_value=None),
         mock.patch.object(all_reduce, "new_stream", return_value=None),
         pytest.raises(RunError) as error,
     ):

@@ -28,6 +28,7 @@ class Worker:
         self.number, self.stages, self.device = 0, deque(range(stages)), torch.device("cpu")
         self.sum: Future[Any] = Future()
         self.second_started = threading.Event()
+        self.pending = self  # answers for its updates, too
 
     def sums_under_way(self) -> list[Future[Any]]:
         return [self.sum] if self.stages else []

@@ -25,7 +25,7 @@ from weft.runtime.comm import Collectives
 from weft.runtime.update.rules import RULES, UpdatedParameter
 
 MARE, GAPS = weft.cures.PipeMare(anneal=8), weft.cures.GapAware(decay=0.9)
-HOPE = weft.cures.Optimistic()
+OPTIMISTIC = weft.cures.Optimistic()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,13 +219,13 @@ PARTLY = Case(method="pipedream", stages=4, microbatches=8)  # shares of late mi
 
 @pytest.mark.parametrize("case", [*ANY, SYNCHRONOUS, *variants(ANY[4]), *variants(SYNCHRONOUS)], ids=str)
 def test_optimistic(case: Case) -> None:
-    check(case, WithOptimistic, HOPE, replace(HOPE, c=0.5))
+    check(case, WithOptimistic, OPTIMISTIC, replace(OPTIMISTIC, c=0.5))
 
 
-@pytest.mark.parametrize("cure", [replace(HOPE, c="stale"), replace(HOPE, chunks="late", c=0.5)], ids=str)
+@pytest.mark.parametrize("cure", [replace(OPTIMISTIC, c="stale"), replace(OPTIMISTIC, chunks="late", c=0.5)], ids=str)
 @pytest.mark.parametrize("case", [ANY[4], PARTLY, replace(PARTLY, model="transformer", optimizer="adamw")], ids=str)
 def test_optimistic_where_late(case: Case, cure: Any) -> None:
-    check(case, WithOptimistic, cure, HOPE)
+    check(case, WithOptimistic, cure, OPTIMISTIC)
 
 
 def test_optimistic_by_hand() -> None:
@@ -248,7 +248,7 @@ def test_optimistic_by_hand() -> None:
 
 def test_optimistic_counts_its_copies() -> None:
     """The last change, and room for the next: in chunks that are treated."""
-    for cure, copies in ((HOPE, [2, 2, 2, 2]), (replace(HOPE, chunks="late"), [2, 2, 0, 0])):
+    for cure, copies in ((OPTIMISTIC, [2, 2, 2, 2]), (replace(OPTIMISTIC, chunks="late"), [2, 2, 0, 0])):
         pipe = pipeline(ANY[4], cure)
         for batch in batches("mlp", 4):
             pipe.step(*batch)
@@ -289,7 +289,7 @@ def test_gaps_between_rounded_weights(case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("oracle", "cure", "case"),
-    [(WithPipeMare, MARE, LATE[0]), (WithGapAware, GAPS, ANY[4]), (WithOptimistic, HOPE, ANY[4])],
+    [(WithPipeMare, MARE, LATE[0]), (WithGapAware, GAPS, ANY[4]), (WithOptimistic, OPTIMISTIC, ANY[4])],
 )
 def test_recompute_and_replicas(oracle: type[Cured], cure: Any, case: Case) -> None:
     assert distance(train(case, cure, recompute=True), oracle(case, cure).run(case)) == 0

@@ -136,13 +136,7 @@ def _layer_counts(
     model: LayeredModel, schedule: Schedule, settings: Settings, device: torch.device, collectives: Collectives
 ) -> list[int]:
     """The number of layers of each chunk; measured times differ, so rank 0's decide."""
-    layers, each = len(model.layers), schedule.chunks // schedule.stages
-    if layers < schedule.chunks and each > 1:
-        raise WeftError(
-            f"a pipeline needs at least one layer per chunk (layers: {layers}, chunks: {schedule.chunks}, {each} a "
-            f"stage under {schedule.name}); use {f'{layers // each} stages, or ' if layers >= each else ''}a schedule "
-            "with one chunk a stage, such as 2bw"
-        )
+    _check_layers(len(model.layers), schedule)
     counts = chunk_layers(
         settings.balance,
         model.layers,
@@ -153,6 +147,17 @@ def _layer_counts(
     )
     agreed: list[int] = collectives.all_gather(counts, purpose="agree on the cut")[0]
     return agreed
+
+
+def _check_layers(layers: int, schedule: Schedule) -> None:
+    """Where a stage has several chunks, a schedule with one chunk a stage needs fewer layers."""
+    each = schedule.chunks // schedule.stages
+    if layers < schedule.chunks and each > 1:
+        raise WeftError(
+            f"a pipeline needs at least one layer per chunk (layers: {layers}, chunks: {schedule.chunks}, {each} a "
+            f"stage under {schedule.name}); use {f'{layers // each} stages, or ' if layers >= each else ''}a schedule "
+            "with one chunk a stage, such as 2bw"
+        )
 
 
 def _build_chunks(

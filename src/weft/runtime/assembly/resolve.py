@@ -27,6 +27,7 @@ from weft.schedule import (
     Schedule,
     check_sizes,
     lower,
+    predicting_methods,
     recompute_choices,
     splits_backwards,
 )
@@ -57,12 +58,10 @@ def _schedule_option(schedule: str | Schedule, predict: Mapping[str, str] | None
     method = METHODS.get(schedule)
     if method is None:
         return {}  # named_schedule refuses it
-    for option in ("versions", "predict"):
-        if option in method.options:
-            return {option: predict.get("versions", "published")}
-    able = [name for name, known in METHODS.items() if {"versions", "predict"} & set(known.options)]
+    if method.prediction_option is not None:
+        return {method.prediction_option: predict.get("versions", "published")}
     why = "is synchronous: it meets no other weights than it reads" if not method.asynchronous else "keeps its versions"
-    raise WeftError(f"predict= is for {', '.join(able)}; {schedule} {why}, so leave predict out")
+    raise WeftError(f"predict= is for {', '.join(predicting_methods())}; {schedule} {why}, so leave predict out")
 
 
 def schedule_for(settings: Settings) -> Schedule:

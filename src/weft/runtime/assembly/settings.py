@@ -18,7 +18,7 @@ from weft.runtime.device import check_device
 from weft.runtime.engine import PRECISIONS, LossFunction
 from weft.runtime.initial import Weights
 from weft.runtime.update import Cure, OptimizerMaker, SchedulerMaker, check_optimizer
-from weft.schedule import METHODS, RecomputeChoice, Schedule, check_recompute, check_sizes
+from weft.schedule import RecomputeChoice, Schedule, check_recompute, check_sizes, is_number, methods_with
 from weft.text import did_you_mean
 
 PREDICT = {
@@ -37,10 +37,6 @@ def _option(
 # Checks
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _check_loss_fn(loss_fn: Any) -> None:
     if not callable(loss_fn):
         raise WeftError(f"loss_fn is a function of output and target (got {loss_fn!r})")
@@ -54,7 +50,7 @@ def _check_recompute(recompute: Any) -> None:
 
 
 def _check_clip_norm(clip_norm: Any) -> None:
-    if clip_norm is not None and not (_is_number(clip_norm) and 0 < clip_norm < math.inf):
+    if clip_norm is not None and not (is_number(clip_norm) and 0 < clip_norm < math.inf):
         raise WeftError(f"clip_norm is a number above 0, or None (got {clip_norm!r})")
 
 
@@ -87,7 +83,7 @@ def _check_seed(seed: Any) -> None:
 
 
 def _check_deadline(deadline: Any) -> None:
-    if not (_is_number(deadline) and 0 < deadline < math.inf):
+    if not (is_number(deadline) and 0 < deadline < math.inf):
         raise WeftError(f"deadline is a number of seconds above 0 (got {deadline!r})")
 
 
@@ -168,7 +164,7 @@ class Settings:
 def refuse_unknown(unknown: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that `Pipeline` does not have; those of a schedule with the line that works."""
     for name, value in unknown.items():
-        owners = [owner for owner, method in METHODS.items() if name in method.options]
+        owners = methods_with(name)
         if owners:
             owner = given["schedule"] if given["schedule"] in owners else owners[0]
             sizes = ", ".join(f"{size}={given[size] or '...'}" for size in ("stages", "microbatches"))

@@ -6,8 +6,9 @@ This room knows ranks and messages. What they mean (chunks, versions, updates) b
 from weft.runtime.comm.collectives import Collectives
 from weft.runtime.comm.links import LinkError, link_errors
 from weft.runtime.comm.messages import Key, Message, describe_key, incoming_key, outgoing_key
+from weft.runtime.comm.process_transport import ProcessTransport
 from weft.runtime.comm.shared_memory import SHARED_MEMORY_SWITCH
-from weft.runtime.comm.transport import AllReduce, Inbox, InProcessTransport, ProcessTransport, Send, Transport
+from weft.runtime.comm.transport import AllReduce, Inbox, InProcessTransport, Send, Transport
 
 __all__ = [
     "SHARED_MEMORY_SWITCH",

@@ -34,6 +34,11 @@ def check_announced(size: int, what: str, *, least: int = 0) -> None:
         raise RunError(f"{what} has {size} bytes ({limits}); {DAMAGED}")
 
 
+def damaged_message(source: int, has: str) -> RunError:
+    """What to raise for a message that says the impossible."""
+    return RunError(f"rank {source}'s message has {has}; {DAMAGED}")
+
+
 @functools.cache
 def _physical_memory() -> int:
     try:

@@ -7,7 +7,7 @@ A message is one flat buffer:
 Over gloo, the receiver keeps a number of receives posted ahead, each as large as the largest message so far. A message
 that fits is sent as it is. For a larger one, a header alone takes its place, the message follows under another tag, and
 later receives are posted with the new size. Both ends track these sizes, so shapes that do not change cost nothing.
-Descriptions (dtypes, shapes, nesting) are sent once and then referred to by number.
+A description (`descriptions.py`) is sent once.
 
 Between ranks of one host that can share memory, tensors that are not small are in a piece of it (`shared_memory.py`),
 and the header names the piece: threads of gloo would copy them twice more, on cores that compute. What is left, the
@@ -20,28 +20,26 @@ above. Where a device has no such communicator, its tensors are copied to the ho
 from __future__ import annotations
 
 import contextlib
-import json
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from weft import faults
-from weft.errors import PeerError, RunError, one_line
-from weft.runtime.comm.buffers import ALIGNMENT, DAMAGED, Pool, aligned, check_announced
+from weft.errors import PeerError
+from weft.runtime.comm.buffers import ALIGNMENT, Pool, aligned, check_announced, damaged_message
+from weft.runtime.comm.descriptions import Layout, ReceivedDescriptions, SentDescriptions
 from weft.runtime.comm.device_links import Arrival, DeviceReceiver, DeviceSender
 from weft.runtime.comm.messages import NO_LOSS, Message
 from weft.runtime.comm.pipes import CAPACITY, PipeReader, PipeWriter
 from weft.runtime.comm.shared_memory import Piece, SharedReceiver, SharedSender
 from weft.runtime.device import HostCopy, mark, new_stream, on_stream
-from weft.runtime.tree import from_json
 
 # op, chunk, index, loss, number of the description, its bytes, bytes of the message, piece of shared memory, its bytes
 HEADER = struct.Struct("<bxhxxxxqdiiqqq8x")
@@ -49,27 +47,12 @@ NO_PIECE = -1
 FIRST_CAPACITY = 4096  # bytes of the first receives; messages up to this size always fit
 ABORT, LARGE = -1, -2  # instead of an op
 TAG, LARGE_TAG = 0, 1
-MAX_DESCRIPTIONS = 256
 PAUSE = 0.002  # seconds between two looks at shared memory, at the end of a sender
 SHORTEST_WAIT, LONGEST_SEND = 0.001, 5.0  # seconds for a send to complete, at the end of a sender
-
-# skeleton, whether the last tensor is the loss, then (dtype, shape, needs a gradient, is on the device) of each tensor
-Description: TypeAlias = "tuple[Any, ...]"
 
 
 class LinkError(RuntimeError):
     """Something could not be sent, received or added up: the other rank has died, or a timeout passed."""
-
-
-class Layout(NamedTuple):
-    """A description as its receiver needs it."""
-
-    skeleton: Any
-    has_loss: bool
-    tensors: list[tuple[torch.dtype, tuple[int, ...], int, bool]]  # dtype, shape, bytes, whether it is on the device
-    grads: tuple[bool, ...]
-    nbytes: int  # of all tensors, each aligned
-    device_nbytes: int  # of those on the device
 
 
 class SendLink:
@@ -93,8 +76,7 @@ class SendLink:
         self._max_sends = slots + 1
         self._capacities = deque([FIRST_CAPACITY] * slots)  # of the receives that the other end has posted
         self._capacity = FIRST_CAPACITY
-        self._descriptions: dict[Description, int] = {}
-        self._next_description = 0
+        self._descriptions = SentDescriptions()
         self._fault = faults.site("send")
 
     @property
@@ -109,7 +91,7 @@ class SendLink:
         tensors, loss = message.tensors, message.loss
         if isinstance(loss, Tensor):
             tensors, loss = [*tensors, loss], NO_LOSS
-        number, text = self._describe(message, tensors)
+        number, text = self._descriptions.describe(message, tensors)
         on_device = [tensor for tensor in tensors if not tensor.is_cpu]
         if on_device and self.device_sender is None:
             tensors, on_device = self._on_host(tensors), []
@@ -165,24 +147,6 @@ class SendLink:
         while shared is not None and not shared.is_taken and is_there() and time.monotonic() < end:
             time.sleep(PAUSE)
 
-    def _describe(self, message: Message, tensors: Sequence[Tensor]) -> tuple[int, bytes]:
-        """The number of a message's description, and its text if the receiver does not know it yet."""
-        has_loss = len(tensors) > len(message.tensors)
-        grads = (*message.grads, False) if has_loss else message.grads
-        forms = [
-            (tensor.dtype, tensor.shape, grad, not tensor.is_cpu) for tensor, grad in zip(tensors, grads, strict=True)
-        ]
-        description = (message.skeleton, has_loss, *forms)
-        number = self._descriptions.get(description)
-        if number is not None:
-            return number, b""
-        if len(self._descriptions) == MAX_DESCRIPTIONS:
-            self._descriptions.clear()
-        number = self._descriptions[description] = self._next_description % (2 * MAX_DESCRIPTIONS)
-        self._next_description += 1
-        plain = [(str(dtype).removeprefix("torch."), *others) for dtype, *others in forms]
-        return number, json.dumps((message.skeleton, has_loss, *plain)).encode()
-
     def _post(self, flat: Tensor, size: int) -> None:
         works: list[Work] = []
         self._sends.append(works)
@@ -232,7 +196,7 @@ class ReceiveLink:
         self._stream = new_stream(device)
         self._pool = Pool()
         self._capacity = FIRST_CAPACITY
-        self._descriptions: dict[int, Layout] = {}
+        self._descriptions = ReceivedDescriptions(source)
         self._fault = faults.site("receive")
         posted = slots if pipe is None else 0
         self._posted: deque[Work] = deque(self._irecv(FIRST_CAPACITY, TAG) for _ in range(posted))
@@ -257,13 +221,15 @@ class ReceiveLink:
             flat, memory = large.flat, large.flat.numpy().data
             op, chunk, index, loss, number, text_size, size, piece, piece_size = HEADER.unpack_from(memory)
         if not 0 <= text_size <= size - start <= len(memory) - start:
-            raise self._damaged(f"{size} bytes in a buffer of {len(memory)}, with a description of {text_size}")
+            raise damaged_message(
+                self._source, f"{size} bytes in a buffer of {len(memory)}, with a description of {text_size}"
+            )
         text = bytes(memory[start : start + text_size])
         if op == ABORT:
             raise PeerError(text.decode(errors="replace"))
         if self._pipe is None:
             self._posted.append(self._irecv(self._capacity, TAG))
-        layout = self._layout(number, text)
+        layout = self._descriptions.layout(number, text)
         start += aligned(text_size)
         room = size - start
         if piece != NO_PIECE:
@@ -276,7 +242,7 @@ class ReceiveLink:
             arrival = self.device_receiver.receive(layout.device_nbytes)
             needed -= layout.device_nbytes
         if needed > room:
-            raise self._damaged(f"tensors of {needed} bytes in {room}")
+            raise damaged_message(self._source, f"tensors of {needed} bytes in {room}")
         tensors, device_start = [], 0
         for dtype, shape, nbytes, on_device in layout.tensors:
             if on_device and arrival is not None:
@@ -309,22 +275,9 @@ class ReceiveLink:
             ]
             return moved, Arrival(mark(self._device), [tensor for tensor in moved if not tensor.is_cpu])
 
-    def _layout(self, number: int, text: bytes) -> Layout:
-        """The description with this number, which a text, if there is one, replaces."""
-        if text:
-            try:
-                layout = _read_description(text)
-            except Exception as problem:
-                raise self._damaged(f"a description that can't be read ({one_line(problem)})") from problem
-            check_announced(layout.nbytes, f"rank {self._source}'s message")
-            self._descriptions[number] = layout
-        if number not in self._descriptions:
-            raise self._damaged(f"description {number}, which was never sent")
-        return self._descriptions[number]
-
     def _read_piece(self, number: int, size: int) -> Tensor:
         if self._shared_receiver is None:
-            raise self._damaged("tensors in shared memory, and these ranks share none")
+            raise damaged_message(self._source, "tensors in shared memory, and these ranks share none")
         check_announced(size, f"rank {self._source}'s piece of shared memory")
         self._shared_receiver.release()
         try:
@@ -332,10 +285,7 @@ class ReceiveLink:
         except (FileNotFoundError, ProcessLookupError) as problem:  # it has died
             raise LinkError(str(problem)) from problem
         except ValueError as problem:
-            raise self._damaged(f"tensors in {size} bytes of shared memory ({problem})") from problem
-
-    def _damaged(self, has: str) -> RunError:
-        return RunError(f"rank {self._source}'s message has {has}; {DAMAGED}")
+            raise damaged_message(self._source, f"tensors in {size} bytes of shared memory ({problem})") from problem
 
     def _irecv(self, size: int, tag: int) -> Work:
         flat = self._pool.acquire(size)
@@ -364,27 +314,6 @@ class link_errors:
     def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
         if isinstance(problem, RuntimeError | TimeoutError | ConnectionError):
             raise LinkError(str(problem)) from problem
-
-
-def _read_description(text: bytes) -> Layout:
-    skeleton, has_loss, *parts = from_json(json.loads(text))
-    tensors = []
-    for name, shape, _, on_device in parts:
-        dtype = getattr(torch, name)
-        if not isinstance(dtype, torch.dtype) or not all(type(size) is int and size >= 0 for size in shape):
-            raise ValueError(f"no tensor has dtype {name} and shape {shape}")
-        tensors.append((dtype, shape, prod(shape) * dtype.itemsize, bool(on_device)))
-    if has_loss and not tensors:
-        raise ValueError("a loss, and no tensor")
-    sizes = [(aligned(nbytes), on_device) for *_, nbytes, on_device in tensors]
-    return Layout(
-        skeleton=skeleton,
-        has_loss=bool(has_loss),
-        tensors=tensors,
-        grads=tuple(bool(grad) for _, _, grad, _ in parts),
-        nbytes=sum(size for size, _ in sizes),
-        device_nbytes=sum(size for size, on_device in sizes if on_device),
-    )
 
 
 def _size(tensors: Sequence[Tensor]) -> int:

@@ -53,7 +53,7 @@ class TurnTaking:
         while running:
             waits = {number: next(generator, None) for number, generator in running.items()}
             for worker in self.workers:
-                worker.check_sums()
+                worker.pending.check_sums()
             running = {number: running[number] for number, wait in waits.items() if wait is not None}
             if running and waits == before:
                 stuck = ", ".join(f"rank {number} for {waits[number]}" for number in running)
@@ -80,11 +80,11 @@ class Blocking:
                 if wait != before:
                     pauses.restart()
                 before = wait
-                if wait.for_device or (wait.for_gradients and self._worker.awaits_device()):
+                if wait.for_device or (wait.for_gradients and self._worker.pending.awaits_device()):
                     self._look_again(pauses, wait)
                 elif wait.for_gradients:
                     self._wait_for_any([], wait, deadline=self._transport.deadline)
-                elif self._worker.has_stages_to_start():
+                elif self._worker.pending.has_stages_to_start():
                     self._receive_and_advance(wait)
                 else:
                     self._transport.receive(wait.source, str(wait))
@@ -96,7 +96,7 @@ class Blocking:
         received = _in_thread(lambda: self._transport.receive(wait.source, str(wait)), self._worker.device)
         while not received.done():
             self._wait_for_any([received], wait, deadline=None)  # receive has its own
-            self._worker.advance()
+            self._worker.pending.advance()
         received.result()
 
     def _look_again(self, pauses: Pauses, wait: Wait) -> None:
@@ -104,16 +104,16 @@ class Blocking:
         try:
             if pauses.are_over():
                 raise concurrent.futures.TimeoutError
-            self._worker.check_sums()
+            self._worker.pending.check_sums()
         except (concurrent.futures.TimeoutError, LinkError) as problem:
-            under_way = [*self._transport.under_way(), *self._worker.sums_on_device()]
+            under_way = [*self._transport.under_way(), *self._worker.pending.sums_on_device()]
             reason = f" (under way between devices: {', '.join(under_way)})" if under_way else ""
             self._transport.collectives.fail(problem, f"{wait}{reason}")
 
     def _wait_for_any(self, futures: Sequence[Future[Any]], wait: Wait, *, deadline: float | None) -> None:
         """Block until one of these or a gradient sum is done; raises if one failed, or none was done in time."""
-        under_way = [*futures, *self._worker.sums_under_way()]
-        looks = self._worker.awaits_device()  # the worker has to look at it, again and again
+        under_way = [*futures, *self._worker.pending.sums_under_way()]
+        looks = self._worker.pending.awaits_device()  # the worker has to look at it, again and again
         deadline = LONGEST_PAUSE if looks else deadline
         done, _ = concurrent.futures.wait(under_way, timeout=deadline, return_when=concurrent.futures.FIRST_COMPLETED)
         for future in futures:
@@ -122,7 +122,7 @@ class Blocking:
         try:
             if not done and not looks:
                 raise concurrent.futures.TimeoutError
-            self._worker.check_sums()
+            self._worker.pending.check_sums()
         except (concurrent.futures.TimeoutError, LinkError) as problem:
             self._transport.collectives.fail(problem, str(wait))
 

@@ -28,7 +28,7 @@ def evaluate(worker: Worker, take_output: TakeOutput) -> Waits:
     """Run one batch through the chunks of a rank."""
     for step in worker.programs[0].steps(worker.rank, minibatches=1):
         if step.action.op == Op.F:
-            with worker.locating_errors(step.action.chunk, worker.begun + step.minibatch, step.action):
+            with worker.locator.locating(step.action.chunk, worker.begun + step.minibatch, step.action):
                 yield from worker.wait_for_message(step)
                 _forward(worker, step, take_output)
 

@@ -105,11 +105,11 @@ class SplitBackward:
                 if not joint.private:
                     shared.append([(GradientEdge(*side), gradient) for side, gradient in found])
                     continue
-                batch += _left_by_adding(found)
+                batch += _add_to_weights(found)
                 if sum(gradient.nbytes for _, gradient in batch) >= BATCH:
                     _backward(batch)
                     batch = []
-            _backward(batch + _left_by_adding(self._ready))
+            _backward(batch + _add_to_weights(self._ready))
             _backward(roots + list(chain.from_iterable(reversed(shared))))
         self._ready, self._owners = [], []
 
@@ -177,12 +177,13 @@ def _is_weight(node: Node) -> bool:
     return type(node).__name__ == LEAF
 
 
-def _left_by_adding(found: Iterable[tuple[Edge, Tensor]]) -> list[tuple[GradientEdge, Tensor]]:
-    """Add gradients to those of weights where that is all there is to do, without autograd; the others."""
-    return [(GradientEdge(*side), gradient) for side, gradient in found if not _add(side[0], gradient)]
+def _add_to_weights(found: Iterable[tuple[Edge, Tensor]]) -> list[tuple[GradientEdge, Tensor]]:
+    """Add gradients to those of weights, where nothing else is left to do; returns those that autograd has to add."""
+    return [(GradientEdge(*side), gradient) for side, gradient in found if not _add_to_weight(side[0], gradient)]
 
 
-def _add(node: Any, gradient: Tensor) -> bool:
+def _add_to_weight(node: Any, gradient: Tensor) -> bool:
+    """Whether that was all there is to do at a side."""
     if not _is_weight(node) or node.variable._backward_hooks or gradient.dtype != node.variable.grad_dtype:
         return False
     node(gradient)
@@ -218,7 +219,7 @@ class _Graph:
         self._extend_path(self.targets.values())
 
     def _walk(self) -> list[Any]:
-        """Find all nodes; those where they end."""
+        """Find all nodes; returns those that lead to no other."""
         edges, users, stack, leaves = self._edges, self._users, list(self._users), []
         while stack:
             node = stack.pop()
@@ -237,11 +238,11 @@ class _Graph:
         return leaves
 
     def arriving(self, node: Node) -> int:
-        """How many gradients a whole backward sums there."""
+        """How many gradients a whole backward sums at a node."""
         return len(self._users[node]) + self._roots.count(node)
 
     def _extend_path(self, targets: Iterable[Node]) -> None:
-        """Let I run all nodes that lead to some."""
+        """Let I run these nodes, and all that lead to them."""
         stack = list(targets)
         self.path.update(stack)
         while stack:

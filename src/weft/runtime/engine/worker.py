@@ -6,29 +6,27 @@ waits in its place. So real ranks, which block, and virtual ranks, which take tu
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from weft.errors import Diverged, RunError, WeftError
-from weft.runtime.comm import Inbox, LinkError, Message, Send, incoming_key, outgoing_key
+from weft.runtime.comm import Inbox, Message, Send, incoming_key, outgoing_key
 from weft.runtime.device import mark, record_use, wait_for_mark
 from weft.runtime.engine.chunk import Chunk
 from weft.runtime.engine.completions import Completions, check_loss, loss_numbers
 from weft.runtime.engine.device_meter import meter_for
+from weft.runtime.engine.error_locator import ErrorLocator
 from weft.runtime.engine.in_flight import InFlight
 from weft.runtime.engine.memory import MemoryAccount
-from weft.runtime.engine.precision import remedy_for_mixed
+from weft.runtime.engine.pending_updates import PendingUpdates
 from weft.runtime.engine.staleness import Staleness
 from weft.runtime.engine.task import Task, TaskList
 from weft.runtime.engine.waiting import DEVICE, GRADIENTS, NOTHING, Wait, Waits
 from weft.runtime.weights import GradientSync, ParameterSet, PendingUpdate
-from weft.schedule import Action, Op, Program, Step, max_ahead, max_delay, mean_delay, mean_over_chunks
+from weft.schedule import Op, Program, Step, max_ahead, max_delay, mean_delay, mean_over_chunks
 
 
 class Worker:
@@ -74,12 +72,12 @@ class Worker:
             max_skips=max_skips,
             late=self.device.type != "cpu",
         )
-        self._progress = 0  # stages of gradient sync finished
+        self.locator = ErrorLocator(rank=self.number, microbatches=self.schedule.microbatches, chunks=chunks)
+        self.pending = PendingUpdates(self._sets, gradient_sync, self.completions, self.locator)
         self._update_order = {
             number: gradient_sync.by_urgency([(replica, number, place) for place in range(len(chunk.sets))])
             for number, chunk in chunks.items()
         }
-        self._located: WeftError | None = None  # the error that ended the run
         self.staleness = {chunk: Staleness(telemetry) for chunk in chunks}
         self.meter = meter_for(self.device, deadline)
         self.memory = MemoryAccount(self.meter, chunks, self.staleness)
@@ -91,13 +89,15 @@ class Worker:
         self.meter.begin_cycle(first=cycle == 0)
         for task in self._tasks.cycle(cycle, minibatches=minibatches):
             try:
-                self.advance()
+                self.pending.advance()
                 if task.step.action.op == Op.U:
                     yield from self._update(task)
                 else:
                     yield from self._pass(task)
             except Exception as problem:
-                self._raise_located(problem, task.chunk.number, self.begun + task.step.minibatch, task.step.action)
+                self.locator.raise_located(
+                    problem, task.chunk.number, self.begun + task.step.minibatch, task.step.action
+                )
         if self.programs[0].drain == 0:  # nothing else is left to do meanwhile
             yield from self._finish_updates()
         yield from self._join_awaited_sums(cycle)
@@ -117,41 +117,14 @@ class Worker:
             set_step.release()
         self.meter.end(step, start)
 
-    @contextlib.contextmanager
-    def locating_errors(self, chunk: int, minibatch: int, action: Action | None = None) -> Iterator[None]:
-        """Let an error say where it happened; without an action, in an update.
-
-        A pass may have to make an update first, whose error has its own place.
-        """
-        try:
-            yield
-        except Exception as problem:
-            self._raise_located(problem, chunk, minibatch, action)
-
-    def _raise_located(self, problem: Exception, chunk: int, minibatch: int, action: Action | None) -> NoReturn:
-        if isinstance(problem, RunError | LinkError) or problem is self._located:
-            raise problem
-        unit = "update"
-        if action is not None and action.op != Op.U:
-            unit = f"micro-batch {action.index % self.schedule.microbatches}"
-        place = f"rank {self.number}, chunk {chunk}, mini-batch {minibatch}, {unit}"
-        place += "" if action is None else f" ({action})"
-        if isinstance(problem, WeftError):
-            kind = Diverged if isinstance(problem, Diverged) else WeftError
-            self._located = kind(f"{place}: {problem}")
-            raise self._located from problem
-        trained = (tensor for parameters in self.chunks[chunk].sets for tensor in parameters.versions.live)
-        remedy = remedy_for_mixed(problem, trained)
-        raise RunError(f"{place}: {type(problem).__name__}: {problem}{remedy}") from problem
-
     # Waiting
 
     def wait_for_message(self, step: Step) -> Waits:
         if step.needs >= 0:
             key = incoming_key(step)
             while key not in self.inbox:
-                self.advance()
-                yield Wait(step.source, key, self._progress)
+                self.pending.advance()
+                yield Wait(step.source, key, self.pending.progress)
 
     def finish_updates(self) -> Waits:
         """Make all updates that are pending, some time after the last cycle, and read all losses."""
@@ -174,20 +147,20 @@ class Worker:
         for parameters in self._sets:
             for update in parameters.pending:
                 while self._gradient_sync.awaited(update, self.begun + cycle):
-                    if not (self.advance() or (update is parameters.pending[0] and self._hurry(update))):
-                        yield Wait(GRADIENTS, (Op.U, update.member[1], update.minibatch), self._progress)
+                    if not (self.pending.advance() or (update is parameters.pending[0] and self.pending.hurry(update))):
+                        yield Wait(GRADIENTS, (Op.U, update.member[1], update.minibatch), self.pending.progress)
 
     def _finish_update(self, chunk: int, parameters: ParameterSet) -> Waits:
         """Make the oldest pending update of a parameter set, as soon as its gradients are final."""
         update = parameters.pending[0]
         while not update.done:
-            if not (self.advance() or self._hurry(update)):
-                yield Wait(GRADIENTS, (Op.U, chunk, update.minibatch), self._progress)
+            if not (self.pending.advance() or self.pending.hurry(update)):
+                yield Wait(GRADIENTS, (Op.U, chunk, update.minibatch), self.pending.progress)
         yield from self._wait_for_outcome(chunk, update)
         start = self.meter.start()
         wait_for_mark(update.ready, self.device)
         record_use(update.present(), self.device)
-        with self.locating_errors(chunk, update.minibatch):
+        with self.locator.locating(chunk, update.minibatch):
             self._apply(chunk, parameters, parameters.pending.popleft())
         self.memory.count_gradients(chunk)
         self.meter.end_delayed_update(start)
@@ -201,61 +174,8 @@ class Worker:
     def wait_for_device(self, ready: Callable[[], bool], what: str) -> Waits:
         """Wait until the device has got to something."""
         while not ready():
-            self.advance()
-            yield Wait(DEVICE, NOTHING, self._progress, what)
-
-    # Gradient sync
-
-    def advance(self) -> bool:
-        """Finish the stages of gradient sync whose sums are there, and start the next ones; whether there was any."""
-        if not self._gradient_sync.stages:
-            return False
-        before = self._progress
-        for parameters in self._sets:
-            older = None
-            for update in parameters.pending:
-                self._progress += self._gradient_sync.advance(update, older)
-                older = update
-        return self._progress > before
-
-    def _hurry(self, update: PendingUpdate) -> bool:
-        """Let streams wait for other ranks instead of the host."""
-        hurries = self._gradient_sync.hurry(update)
-        self._progress += hurries
-        return hurries
-
-    def sums_under_way(self) -> list[Future[Any]]:
-        """Sums that the host waits for."""
-        gradients = [update.sum for update in self._pending() if update.sum is not None and not update.sum.is_on_device]
-        norms = [entry.norm.squares for entry in self.completions.unreported]
-        return [*gradients, *(squares for squares in norms if not squares.done())]
-
-    def sums_on_device(self) -> list[str]:
-        """Sums that the device still waits for, for an error message."""
-        return self._gradient_sync.sums.under_way()
-
-    def awaits_device(self) -> bool:
-        """Whether a device waits for other ranks' parts of a sum."""
-        return any(update.sum is not None and update.sum.is_on_device for update in self._pending())
-
-    def _pending(self) -> Iterator[PendingUpdate]:
-        return (update for parameters in self._sets for update in parameters.pending)
-
-    def check_sums(self) -> None:
-        """Raise what went wrong in a sum: LinkError if it was the connection, else an error with its place."""
-        for chunk in self.chunks.values():
-            for update in (update for parameters in chunk.sets for update in parameters.pending):
-                if update.sum is not None and update.sum.done() and update.sum.exception() is not None:
-                    with self.locating_errors(chunk.number, update.minibatch):
-                        update.sum.result()
-        for entry in self.completions.unreported:
-            if entry.norm.squares.has_failed:
-                with self.locating_errors(entry.chunk, entry.completed.minibatch):
-                    entry.norm.squares.result()
-
-    def has_stages_to_start(self) -> bool:
-        """Whether another rank may come to wait for a sum that this one has not joined yet."""
-        return any(len(update.stages) > 1 for parameters in self._sets for update in parameters.pending)
+            self.pending.advance()
+            yield Wait(DEVICE, NOTHING, self.pending.progress, what)
 
     # Passes
 
@@ -403,7 +323,7 @@ class Worker:
             if not update.is_known():
                 what = f"mini-batch {update.minibatch} of chunk {chunk} on its device"
                 yield from self.wait_for_device(update.is_known, what)
-            with self.locating_errors(chunk, update.minibatch):
+            with self.locator.locating(chunk, update.minibatch):
                 self.completions.read()
 
     def _report(self, cycle: float) -> Waits:
@@ -412,8 +332,8 @@ class Worker:
         while unreported and norms is not None and norms.is_due(unreported[0].completed.minibatch, cycle):
             chunk, completed, norm = unreported[0]
             while not norm.squares.done():
-                if not self.advance():
-                    yield Wait(GRADIENTS, (Op.U, chunk, completed.minibatch), self._progress)
+                if not self.pending.advance():
+                    yield Wait(GRADIENTS, (Op.U, chunk, completed.minibatch), self.pending.progress)
             yield from self.wait_for_device(norm.is_known, f"the norm of mini-batch {completed.minibatch}")
             self.completions.report()
 

@@ -30,7 +30,7 @@ from weft.runtime.device import HostCopy, mark, on_stream, record_use, wait_for_
 from weft.runtime.tensors import by_kind
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 from weft.runtime.weights.parameter_set import Gradients
-from weft.runtime.weights.whole_norm import WholeNorm, WholeNorms, counts
+from weft.runtime.weights.whole_norm import WholeNorm, WholeNorms, counts_in_norm
 
 
 @dataclass(kw_only=True)
@@ -142,7 +142,7 @@ class Norm:
 
     def part(self, update: PendingUpdate) -> Parts:
         member = update.member
-        gradients = [_dense(gradient) for gradient in update.present()] if counts(member, self.ties) else []
+        gradients = [_dense(gradient) for gradient in update.present()] if counts_in_norm(member, self.ties) else []
         if not gradients:
             return [torch.zeros(1, dtype=torch.float64, device=update.numbers.device)]
         return [torch.nn.utils.get_total_norm(gradients).to(torch.float64).reshape(1) ** 2]

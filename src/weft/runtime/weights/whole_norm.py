@@ -1,7 +1,7 @@
-"""The norm of a mini-batch's whole gradient, where groups of chunks have a norm each. It is reported; nothing else.
+"""The norm of a mini-batch's whole gradient, where groups of chunks have a norm each. It is only reported.
 
 Each chunk adds its part when it starts the norm of its group. No update waits for the total: ranks report it a cycle
-after the last chunk's update, when it is long there.
+after the last chunk's update, when it has usually arrived.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from weft.runtime.device import HostCopy
 from weft.runtime.weights.all_reduce import Group, GroupSums, Member, Parts, Sum
 
 
-def counts(member: Member, ties: Mapping[Member, Group]) -> bool:
+def counts_in_norm(member: Member, ties: Mapping[Member, Group]) -> bool:
     """Whether a parameter set counts in a norm; of tied ones, only the first does."""
     return member not in ties or ties[member].members[0] == member
 
 
 class WholeNorm:
-    """The norm of one mini-batch, once its sum is there."""
+    """The norm of one mini-batch: known some time after the sum of its squares has arrived."""
 
     def __init__(self, squares: Sum) -> None:
         self.squares = squares
@@ -45,9 +45,9 @@ class WholeNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeNorms:
-    """The sums of all mini-batches, each over all chunks of a replica.
+    """The norms of all mini-batches, each over all chunks of a replica.
 
-    `after`: how many cycles after the start of a mini-batch's own its norm is reported.
+    `after`: cycles from the start of a mini-batch's own one to the report of its norm.
     """
 
     groups: Mapping[Member, Group]
@@ -56,7 +56,7 @@ class WholeNorms:
 
     def add(self, sums: GroupSums, member: Member, minibatch: int, squares: Parts) -> WholeNorm:
         """Add the part of a parameter set, which is that of its group's norm."""
-        part = squares if counts(member, self.ties) else [torch.zeros_like(square) for square in squares]
+        part = squares if counts_in_norm(member, self.ties) else [torch.zeros_like(square) for square in squares]
         return WholeNorm(sums.add(self.groups[member], minibatch, member, part))
 
     def is_due(self, minibatch: int, cycle: float) -> bool:

@@ -32,7 +32,7 @@ import numpy as np
 from weft.errors import WeftError
 from weft.schedule.actions import Op, Rows, alternate, rows
 from weft.schedule.building_block import PERIOD
-from weft.schedule.core import Schedule, check_sizes, check_work
+from weft.schedule.core import Schedule, check_sizes, check_work, is_number
 from weft.schedule.find_block import DEFAULT_SLACK, find_block
 from weft.schedule.weights import Versions, Weights, predicting_weights
 
@@ -51,7 +51,7 @@ def weave(
     """
     check_sizes(stages=stages, microbatches=microbatches)
     check_work(stages=stages, microbatches=microbatches, chunks=2 * stages)
-    if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack < math.inf:
+    if not (is_number(slack) and 0 <= slack < math.inf):
         raise WeftError(f"slack is a number of forwards of a stage, 0 or more (got {slack!r})")
     if not isinstance(split, bool):
         raise WeftError(f"split must be True or False (got {split!r})")

@@ -77,9 +77,9 @@ class Display:
         if self._live is not None:
             self._bar.update(self._task, completed=self._progress.update)
             self._live.update(self._picture())
-        elif self._quiet or self._progress.update == self._progress.updates:
-            return  # the last line comes at the end
-        elif time.monotonic() > self._shown + PLAIN_EVERY:
+            return
+        is_last = self._progress.update == self._progress.updates  # whose line comes at the end
+        if not self._quiet and not is_last and time.monotonic() > self._shown + PLAIN_EVERY:
             self._shown = time.monotonic()
             self.say(progress_line(self._progress))
 

@@ -167,11 +167,12 @@ class Loop:
         """Note the newest completed mini-batch, if it is a new one."""
         if result.loss is not None and result.minibatch is not None and result.minibatch >= self.state.update:
             self._losses.append(result.loss)
-            self._norms += [] if result.norm is None else [result.norm]
+            if result.norm is not None:
+                self._norms.append(result.norm)
             self.state.update, self._skipped = result.minibatch + 1, result.skipped
 
     def _log(self) -> None:
-        losses, norms = ([number for number in kept if math.isfinite(number)] for kept in (self._losses, self._norms))
+        losses, norms = (list(filter(math.isfinite, numbers)) for numbers in (self._losses, self._norms))
         self._losses.clear()
         self._norms.clear()
         if not losses:

@@ -17,7 +17,6 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from weft.runtime.tensors import copy_tensors, in_batches
 from weft.runtime.update.cures.base import Cure, CurePart, check_rates
 from weft.runtime.update.host_numbers import HostNumbers
 from weft.runtime.update.part import PartState
+from weft.schedule import is_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ class GapAware(Cure):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.decay) and 0 <= self.decay < 1):
+        if not (is_number(self.decay) and 0 <= self.decay < 1):
             raise WeftError(f"GapAware's decay is a number from 0 up to, not including, 1 (got {self.decay!r})")
-        if not (_is_number(self.eps) and 0 < self.eps < float("inf")):
+        if not (is_number(self.eps) and 0 < self.eps < float("inf")):
             raise WeftError(f"GapAware's eps is a number above 0 (got {self.eps!r})")
 
     def treat(self, optimizer: Optimizer, live: Sequence[Parameter], delay: float) -> CurePart | None:
@@ -155,7 +155,3 @@ class _GapDamping(CurePart):
         torch._foreach_add_(squares, steps)
         for index in batch:
             self._steps[index] += 1
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

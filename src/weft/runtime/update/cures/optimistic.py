@@ -28,7 +28,7 @@ from weft.errors import WeftError
 from weft.runtime.tensors import by_kind, copy_tensors
 from weft.runtime.update.cures.base import Cure, CurePart
 from weft.runtime.update.part import PartState
-from weft.schedule import Program
+from weft.schedule import Program, is_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,7 @@ class Optimistic(Cure):
     chunks: Literal["all", "late"] = "all"
 
     def __post_init__(self) -> None:
-        number = isinstance(self.c, int | float) and not isinstance(self.c, bool)
-        if self.c != "stale" and not (number and 0 < self.c < math.inf):
+        if self.c != "stale" and not (is_number(self.c) and 0 < self.c < math.inf):
             raise WeftError(f'Optimistic\'s c is a number above 0, or "stale" (got {self.c!r})')
         if self.chunks not in ("all", "late"):
             raise WeftError(f'Optimistic\'s chunks is "all" or "late" (got {self.chunks!r})')

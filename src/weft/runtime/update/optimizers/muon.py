@@ -143,15 +143,21 @@ def _check_matrix(name: str, parameter: Parameter) -> None:
 def _matrix_step(momentum: Tensor) -> Tensor:
     """The step at a momentum, for a rate of 1, in a new tensor."""
     result = orthogonal(momentum, iteration_dtype(momentum)).to(momentum.dtype)
-    return result.mul_(0.2 * math.sqrt(max(momentum.shape)))
+    return result.mul_(_scale_of_adamw(momentum))
+
+
+def _scale_of_adamw(matrix: Tensor) -> float:
+    """What gives an orthogonal matrix the size of AdamW's steps."""
+    return 0.2 * math.sqrt(max(matrix.shape))
 
 
 @linear_rule(MuonAdamW)
-def direction(parameter: UpdatedParameter) -> Direction:
+def _muon_adamw(parameter: UpdatedParameter) -> Direction:
     """Of a matrix its own step at the mean of the gradients so far, of others Adam's; no decay is extrapolated."""
     return _matrix_step(parameter.state["momentum_buffer"]) if parameter.group["muon"] else adam(parameter)
 
 
+@linear_rule(torch.optim.Muon, gradient=lambda group: bool(group["nesterov"]))
 def _torch_muon(parameter: UpdatedParameter) -> Tensor:
     """The rule of `torch.optim.Muon`, which iterates in bfloat16: the last step."""
     group, buffer = parameter.group, parameter.state["momentum_buffer"]
@@ -159,10 +165,8 @@ def _torch_muon(parameter: UpdatedParameter) -> Tensor:
     if group["nesterov"]:
         assert parameter.gradient is not None
         momentum = parameter.gradient.lerp(buffer, group["momentum"])
-    rows, columns = buffer.shape
-    scale = math.sqrt(max(1, rows / columns))
-    if group["adjust_lr_fn"] == "match_rms_adamw":
-        scale = 0.2 * math.sqrt(max(rows, columns))
+    like_adamw = group["adjust_lr_fn"] == "match_rms_adamw"
+    scale = _scale_of_adamw(buffer) if like_adamw else math.sqrt(max(1, buffer.size(0) / buffer.size(1)))
     result = orthogonal(
         momentum,
         torch.bfloat16,
@@ -171,6 +175,3 @@ def _torch_muon(parameter: UpdatedParameter) -> Tensor:
         smallest_norm=group["eps"],
     )
     return result.to(buffer.dtype).mul_(scale)
-
-
-linear_rule(torch.optim.Muon, gradient=lambda group: bool(group["nesterov"]))(_torch_muon)
