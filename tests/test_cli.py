@@ -168,7 +168,12 @@ def test_check_lists_the_rules_and_writes_csv(capsys: pytest.CaptureFixture[str]
     assert "law" in verdict["rules"]
     assert verdict["delay"] == verdict["mean_delays"] == [1] * 4 + [0] * 4
     assert verdict["mean_delay"] == 0.5
+    assert verdict["slack"] == {"messages": 0, "ranks": [0] * 4}
     assert "delay in updates: mean 0.5, largest 1" in out(capsys, "check", "wpipe", *SIZES)
+    assert re.search(r"^slack, time .*: 0$", out(capsys, "check", "wpipe", *SIZES), re.MULTILINE)
+    assert re.search(r"^slack, time .*: 0.5$", out(capsys, "check", "weave", *SIZES), re.MULTILINE)
+    alone = ("--stages", "1", "--microbatches", "2")
+    assert re.search(r"^slack, time .*: no messages between ranks$", out(capsys, "check", "1f1b", *alone), re.MULTILINE)
     assert data(capsys, "check", str(path))["in_flight"] == verdict["in_flight"]
     assert data(capsys, "simulate", str(path))["versions"] == [2] * 4 + [1] * 4
     assert "a link needs room for 2 unread messages" in out(capsys, "check", str(path))

@@ -29,10 +29,18 @@ from weft.arguments import (
     whole_number,
 )
 from weft.errors import RunError, WeftError
-from weft.figures import headline, method_figures, print_chunks, print_method_figures, print_methods, print_ranks
+from weft.figures import (
+    headline,
+    method_figures,
+    print_chunks,
+    print_method_figures,
+    print_methods,
+    print_ranks,
+    slack_text,
+)
 from weft.output import ROWS, print_table, write_text
 from weft.schedule import METHODS, RULES, Schedule, check_sizes, delay_text, mean_over_chunks, verify, write_csv
-from weft.simulate import Cost, timeline
+from weft.simulate import Cost, slack, timeline
 from weft.streams import open_missing, unblocked_output
 from weft.text import format_count
 
@@ -182,6 +190,8 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.output is not None:
         write_text(arguments.output, write_csv(schedule))
     mean_delay = mean_over_chunks(verdict.mean_delays, [1] * schedule.chunks)
+    spare = slack(schedule)
+    hidden = None if spare is None else spare.as_dict()
     if arguments.json:
         _print_json(
             schedule.about()
@@ -194,6 +204,7 @@ def check(arguments: argparse.Namespace) -> None:
                 "mean_delay": mean_delay,
                 "mean_delays": list(verdict.mean_delays),
                 "ahead": list(verdict.ahead),
+                "slack": hidden,
                 "slots": verdict.slots,
                 "output": arguments.output,
             }
@@ -206,6 +217,7 @@ def check(arguments: argparse.Namespace) -> None:
     in_flight = [f"{held:g}" for held in verdict.in_flight[:ROWS]] + ["…"] * (schedule.stages > ROWS)
     print(f"micro-batches in flight, by rank: {', '.join(in_flight)}")
     print(f"delay in updates: {delay_text(mean_delay, verdict.delay, verdict.ahead)}")
+    print(f"slack, time by which hops may take longer (stages alike, F = 1): {slack_text(hidden)}")
     print(f"a link needs room for {verdict.slots} unread message{'s' if verdict.slots > 1 else ''}")
 
 

@@ -29,11 +29,12 @@ def headline(figures: Figures) -> dict[str, str]:
         f"makespan of {format_count(figures['minibatches'], 'mini-batch')}": f"{figures['makespan']:.6g}",
         "messages per micro-batch": f"{figures['messages_per_microbatch']:g}",
         "delay in updates": delay_text(figures["mean_delay"], figures["delay"], figures["ahead"]),
-        "slack, time by which hops may take longer": _slack_text(figures["slack"]),
+        "slack, time by which hops may take longer": slack_text(figures["slack"]),
     }
 
 
-def _slack_text(slack: Mapping[str, Any] | None) -> str:
+def slack_text(slack: Mapping[str, Any] | None) -> str:
+    """Of messages; `slack` is `Slack.as_dict`."""
     if slack is None:
         return "not computed: too many actions"
     return "no messages between ranks" if slack["messages"] is None else format_figure(slack["messages"])

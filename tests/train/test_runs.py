@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,13 @@ def test_a_run_writes_its_files(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = [chunk["parameters"] for rank in result["ranks"] for chunk in rank["chunks"]]
     assert result["mean_delay"] == (sizes[0] + sizes[2]) / sum(sizes)  # G0: the first chunk of each rank
     assert result["slack"] == {"messages": 0, "ranks": [0, 0]}
-    assert "mean delay" in (RUN / "report.html").read_text()
+    assert re.search(r"^slack +0 forwards$", out, re.MULTILINE)
+    page = (RUN / "report.html").read_text()
+    assert "mean delay" in page
+    assert "<dt>slack</dt><dd>0 forwards</dd>" in page
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
     assert [rank["resident"]["ranks"] for rank in result["ranks"]] == [2, 2]
-    assert "Resident set of each process" in (RUN / "report.html").read_text()
+    assert "Resident set of each process" in page
 
 
 def test_the_learning_rate_is_that_of_the_schedule() -> None:

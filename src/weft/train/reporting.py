@@ -53,6 +53,7 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
         "throughput": f"{summary['samples_per_second']:.1f} samples/s",
         "bubble": f"{bubble(summary):.1%}",
         "mean delay": f"{format_figure(summary.get('mean_delay'))} updates",  # not in summaries of older versions
+        "slack": _slack(summary),
         "memory, largest rank": format_bytes(max(rank["peak_bytes"]["total"] for rank in summary["ranks"])),
     }
     if resident := resident_sets(summary["ranks"]):
@@ -63,6 +64,12 @@ def figures(summary: dict[str, Any]) -> dict[str, str]:
     if summary["restarts"]:
         shown["restarts"] = str(summary["restarts"])
     return shown
+
+
+def _slack(summary: dict[str, Any]) -> str:
+    """The time of a hop that the schedule hides, in forwards of a stage; a dash if there is no hop."""
+    hidden = (summary.get("slack") or {}).get("messages")  # not in summaries of older versions
+    return "–" if hidden is None else f"{format_figure(hidden)} forwards"
 
 
 def bubble(summary: dict[str, Any]) -> float:
