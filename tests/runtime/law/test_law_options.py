@@ -26,7 +26,7 @@ from tests.helpers.models import (
     loss_fn,
     train,
 )
-from tests.helpers.oracle import Delay, Oracle, delays
+from tests.helpers.oracle import Delay, MakeOptimizer, Oracle, delays
 from tests.helpers.pairwise import parametrize_product
 from torch import nn
 
@@ -117,6 +117,24 @@ def test_the_learning_rate_steps_once_per_update(name: str, model: str) -> None:
     case = Case(method=name, stages=2, microbatches=4, model=model, optimizer="adam", lr_scheduler="halved")
     check(case)
     assert distance(expected(case), expected(replace(case, lr_scheduler=None))) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["1f1b", "pipedream", "wpipe"])
+def test_optimizers_that_share_a_rate_have_rates_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers write to a rate that is a tensor."""
+    case = Case(method=name, stages=2, microbatches=2, optimizer="adam", lr_scheduler="halved")
+    law, rate = expected(case), torch.tensor(0.01)
+    makers: list[MakeOptimizer] = [
+        lambda params: torch.optim.Adam(params, lr=rate.clone()),
+        lambda params: torch.optim.Adam(params, lr=rate),
+    ]
+    runs = []
+    for make in makers:
+        monkeypatch.setitem(OPTIMIZERS, "adam", make)
+        runs.append(train(case))
+    assert distance(*runs) == 0
+    assert distance(runs[0], law) < 1e-5  # the rate is rounded to float32
+    assert rate == torch.tensor(0.01)
 
 
 @parametrize_product(model=MODELS, name=["1f1b", "2bw"], p=[2, 4])

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -72,7 +73,13 @@ def make_optimizer(make: OptimizerMaker, names: Sequence[str], live: list[Parame
 
 
 def make_scheduler(make: SchedulerMaker, optimizer: Optimizer) -> LRScheduler:
-    """The learning-rate scheduler of a user's function, checked."""
+    """The learning-rate scheduler of a user's function, checked.
+
+    It writes to rates that are tensors, which the optimizers of other chunks may hold, too: each group gets its own.
+    """
+    for group in optimizer.param_groups:
+        if isinstance(group.get("lr"), Tensor):
+            group["lr"] = group["lr"].clone()
     scheduler = make(optimizer)
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         raise WeftError(
