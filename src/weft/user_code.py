@@ -1,9 +1,10 @@
-"""Loads a user's function by name: `package.module:function` or `file.py:function`."""
+"""Functions of the user: loads one by name, `package.module:function` or `file.py:function`; their signatures."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,14 @@ def load(name: str) -> Callable[..., Any]:
 
     call.__wrapped__ = function  # type: ignore[attr-defined]  # for inspect.signature
     return call
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """None: it can't be called, or it is written in C and has none."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -28,10 +27,8 @@ def load_schedule_function(name: str) -> Callable[..., Schedule]:
 
 
 def _takes(function: Callable[..., Any], option: str) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # no function, or one without a signature: the call will show it
+    signature = user_code.signature_of(function)
+    if signature is None:  # the call will show it
         return True
-    return option in parameters or any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
-    )
+    parameters = signature.parameters
+    return option in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

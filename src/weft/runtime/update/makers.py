@@ -7,7 +7,6 @@ An optimizer is made by a function of parameters; by one of *named* parameters, 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from weft.errors import WeftError, one_line
+from weft.user_code import signature_of
 
 # A function of parameters or of named parameters, or a class and its arguments.
 OptimizerMaker: TypeAlias = "Callable[[list[Any]], Optimizer] | tuple[Callable[..., Optimizer], Mapping[str, Any]]"
@@ -32,7 +32,7 @@ def check_optimizer(make: Any) -> None:
             "lambda params: torch.optim.SGD(params, lr=0.1), or a class and its arguments, such as "
             f'(torch.optim.SGD, {{"lr": 0.1}}) (got {type(make).__name__})'
         )
-    signature = _signature(function)
+    signature = signature_of(function)
     try:
         if signature is not None:
             signature.bind([], **arguments)
@@ -45,7 +45,7 @@ def check_optimizer(make: Any) -> None:
 
 def takes_names(function: Callable[..., Any]) -> bool:
     """Whether a function is one of named parameters: its first argument is called so."""
-    signature = _signature(function)
+    signature = signature_of(function)
     return signature is not None and next(iter(signature.parameters), None) == "named_parameters"
 
 
@@ -102,14 +102,6 @@ def _call_with_names(
             f"failed ({_name_of(function)}: {one_line(problem)}). torch's optimizers refuse pairs if a group is empty, "
             "others take none: build groups of parameters, as in [parameter for name, parameter in named_parameters]"
         ) from problem
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """None: it is written in C and tells nothing."""
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
 
 
 def _name_of(function: Any) -> str:
