@@ -22,15 +22,19 @@ from weft.user_code import signature_of
 OptimizerMaker: TypeAlias = "Callable[[list[Any]], Optimizer] | tuple[Callable[..., Optimizer], Mapping[str, Any]]"
 SchedulerMaker: TypeAlias = Callable[[Optimizer], LRScheduler]
 
+RULE = (
+    "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
+    "lambda params: torch.optim.SGD(params, lr=0.1)"
+)
+
 
 def check_optimizer(make: Any) -> None:
     """Refuse what is not an `OptimizerMaker`, before anything is built."""
     function, arguments = make if isinstance(make, tuple) and len(make) == 2 else (make, {})
     if not callable(function) or not isinstance(arguments, Mapping):
         raise WeftError(
-            "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
-            "lambda params: torch.optim.SGD(params, lr=0.1), or a class and its arguments, such as "
-            f'(torch.optim.SGD, {{"lr": 0.1}}) (got {type(make).__name__})'
+            f'{RULE}, or a class and its arguments, such as (torch.optim.SGD, {{"lr": 0.1}}) '
+            f"(got {type(make).__name__})"
         )
     signature = signature_of(function)
     try:
@@ -55,10 +59,7 @@ def make_optimizer(make: OptimizerMaker, names: Sequence[str], live: list[Parame
     named = dict(zip(names, live, strict=True))
     optimizer = _call_with_names(function, named, arguments) if takes_names(function) else function(live, **arguments)
     if not isinstance(optimizer, Optimizer):
-        raise WeftError(
-            "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
-            f"lambda params: torch.optim.SGD(params, lr=0.1) (got {type(optimizer).__name__} from it)"
-        )
+        raise WeftError(f"{RULE} (got {type(optimizer).__name__} from it)")
     if isinstance(optimizer, LBFGS):
         raise WeftError("LBFGS computes the loss again in its step, which a pipeline can't; use another optimizer")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
