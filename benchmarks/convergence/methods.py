@@ -28,14 +28,14 @@ class Correction:
 
 
 CORRECTIONS = {PLAIN: Correction(), OPTIMISTIC: Correction(settings=("schedule.cure=optimistic",))}
-NESTEROV, EXACT = "train.optimizer=nadamw", "schedule.predict=exact"
+NADAMW, EXACT = "train.optimizer=nadamw", "schedule.predict=exact"
 AJANTHAN, GUAN, ZHENG = "Ajanthan et al. 2025", "Guan et al. 2019", "Zheng et al. 2017"
 CANDIDATES = {  # tried for one method, `CANDIDATE`
-    "nadamw": Correction(settings=(NESTEROV,), source=AJANTHAN),
-    "nadamw, long": Correction(settings=(NESTEROV,), beta=0.99, source=f"{AJANTHAN}, with their β1"),
+    "nadamw": Correction(settings=(NADAMW,), source=AJANTHAN),
+    "nadamw, long": Correction(settings=(NADAMW,), beta=0.99, source=f"{AJANTHAN}, with their β1"),
+    "nadamw, predicted": Correction(settings=(NADAMW, EXACT), source=f"{AJANTHAN}; {GUAN}"),
     "nesterov": Correction(source=f"{AJANTHAN}, with a constant μ"),
     "nesterov, predicted": Correction(settings=(EXACT,), source=f"{AJANTHAN}, with a constant μ; {GUAN}"),
-    "nadamw, predicted": Correction(settings=(NESTEROV, EXACT), source=f"{AJANTHAN}; {GUAN}"),
     "predicted": Correction(settings=(EXACT,), source=GUAN),
     "predicted, decayed": Correction(settings=(EXACT, "schedule.extrapolation=decayed"), source=GUAN),
     "delay compensation": Correction(source=ZHENG),
