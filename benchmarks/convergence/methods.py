@@ -16,7 +16,34 @@ from weft.train.job import job_of, schedule_of
 
 RANKS = 4
 PLAIN, OPTIMISTIC = "plain", "optimistic"
-CORRECTIONS = {PLAIN: (), OPTIMISTIC: ("schedule.cure=optimistic",)}  # the settings of jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """What is done against delays; `corrections.py` has cures and optimizers that are not settings of a job."""
+
+    settings: tuple[str, ...] = ()  # of its job
+    beta: float | None = None  # β1, if not that of the profile
+    source: str = ""
+
+
+CORRECTIONS = {PLAIN: Correction(), OPTIMISTIC: Correction(settings=("schedule.cure=optimistic",))}
+NADAMW, EXACT = "train.optimizer=nadamw", "schedule.predict=exact"
+AJANTHAN, GUAN, ZHENG = "Ajanthan et al. 2025", "Guan et al. 2019", "Zheng et al. 2017"
+CANDIDATES = {  # tried for one method, `CANDIDATE`
+    "nadamw": Correction(settings=(NADAMW,), source=AJANTHAN),
+    "nadamw, long": Correction(settings=(NADAMW,), beta=0.99, source=f"{AJANTHAN}, with their β1"),
+    "nadamw, predicted": Correction(settings=(NADAMW, EXACT), source=f"{AJANTHAN}; {GUAN}"),
+    "nesterov": Correction(source=f"{AJANTHAN}, with a constant μ"),
+    "nesterov, predicted": Correction(settings=(EXACT,), source=f"{AJANTHAN}, with a constant μ; {GUAN}"),
+    "predicted": Correction(settings=(EXACT,), source=GUAN),
+    "predicted, decayed": Correction(settings=(EXACT, "schedule.extrapolation=decayed"), source=GUAN),
+    "delay compensation": Correction(source=ZHENG),
+    "delay compensation x 100": Correction(source=f"{ZHENG}, 100 times as strong"),
+    "spike compensation": Correction(source="Kosson et al. 2020, adapted to AdamW"),
+    "gapaware": Correction(settings=("schedule.cure=gapaware",), source="Barkai et al. 2020"),
+    "basis rotation": Correction(source="Jung et al. 2026"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,5 +99,6 @@ METHODS = {
     "2bw": Method(options=("name=2bw",), profile=ALL),
     "xpipe": Method(options=("name=xpipe", "predict=exact"), profile=PREDICTED, corrections=(PLAIN,)),
 }
+CANDIDATE = "wpipe"  # half of the model is one update late
 BASE = "1f1b"  # what all others are compared with
 PROFILES = {SYNCHRONOUS: BASE, FEW: "wpipe fresh, m = 2p", HALF: "wpipe", ALL: "2bw", PREDICTED: "xpipe"}

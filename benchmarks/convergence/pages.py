@@ -7,13 +7,15 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.convergence.equal_time import CONTENDERS, OPPONENTS
-from benchmarks.convergence.methods import BASE, METHODS, OPTIMISTIC, PLAIN, PROFILES
+from benchmarks.convergence.methods import BASE, CANDIDATE, CANDIDATES, METHODS, OPTIMISTIC, PLAIN, PROFILES
 from benchmarks.convergence.plan import (
     CHECKED,
+    TRIED_IN,
     TUNING_SEED,
     Found,
     Settings,
     best_settings,
+    candidate_begin,
     run_of,
     tried_settings,
 )
@@ -29,13 +31,14 @@ CURVES = ("wpipe fresh, m = 4p", "weave, m = 4p", "wpipe", "2bw", "xpipe", BASE)
 
 
 def tables(results: Results) -> dict[str, str]:
-    """The settings, a table for each study that has results, the checks, and equal time."""
+    """The settings, a table for each study that has results, the checks, candidates, and equal time."""
     found = list(cells(results))
     names = [name for name in results["studies"] if any(cell.study == name for cell in found)]
     return {
         "settings": _settings(results),
         **{name: _study([cell for cell in found if cell.study == name]) for name in names},
         "checks": _checks(results),
+        "candidates": _candidates(results),
         "time": _time(results, found),
     }
 
@@ -177,6 +180,29 @@ def _checks(results: Results) -> str:
 def _is_check(run: object, name: str, method: str, correction: str) -> bool:
     place = (run.study, run.method, run.correction, run.seed)  # type: ignore[attr-defined]
     return place == (name, method, correction, TUNING_SEED)
+
+
+def _candidates(results: Results) -> str:
+    """Each at its best rate, next to the corrections of the study at their best settings; runs of one seed."""
+    head = ("candidate", "source", "best rate", "held-out loss", "less plain", "less optimistic")
+    rows: list[tuple[str, ...]] = []
+    if TRIED_IN not in results["studies"]:
+        return table(head, rows, left=2)
+    found, study, profile = _found(results), _study_of(results, TRIED_IN), METHODS[CANDIDATE].profile
+
+    def best(correction: str, begin: Settings | None = None) -> tuple[Settings, float | None]:
+        axis = None if begin is None else "rate"
+        chosen = best_settings(TRIED_IN, study, profile, correction, found, axis=axis, begin=begin)
+        return chosen, tried_settings(TRIED_IN, profile, correction, found).get(chosen)
+
+    rivals = [best(correction)[1] for correction in (PLAIN, OPTIMISTIC)]
+    for name, candidate in CANDIDATES.items():
+        if tried_settings(TRIED_IN, profile, name, found):
+            chosen, loss = best(name, candidate_begin(TRIED_IN, study, name, found))
+            gaps = ["–" if loss is None or rival is None else f"{loss - rival:+.3f}" for rival in rivals]
+            shown = "diverged" if loss is None else f"{loss:.3f}"
+            rows.append((name, candidate.source, f"{chosen.rate:g}", shown, *gaps))
+    return table(head, rows, left=2)
 
 
 def _at_equal_time(results: Results, found: Sequence[Cell]) -> list[tuple[str, int, str, str, Gap]]:

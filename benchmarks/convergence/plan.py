@@ -3,7 +3,7 @@
 First the settings of each profile and correction are searched, one axis after the other: the best value of an axis has
 both neighbours tried. Then every method trains with them, seed by seed. Runs of fewer updates say what synchronous
 training reaches in the time of a method without a bubble; runs beside the settings of a profile, whether its methods
-share them.
+share them. Further corrections are tried with one profile, at the rate that is best for each.
 """
 
 from __future__ import annotations
@@ -13,13 +13,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convergence.methods import BASE, CORRECTIONS, METHODS, OPTIMISTIC, PLAIN, PROFILES
+from benchmarks.convergence.methods import (
+    BASE,
+    CANDIDATE,
+    CANDIDATES,
+    CORRECTIONS,
+    METHODS,
+    OPTIMISTIC,
+    PLAIN,
+    PROFILES,
+)
 from benchmarks.convergence.studies import Study, even_cut
 
 TUNING_SEED = 100
 SEEDS = (0, 1, 2, 3, 4)
 LENGTHS = (0.55, 0.7, 0.8, 0.9)  # of synchronous training, in shares of the updates of a study
 CHECKED = (("weave, m = 2p", PLAIN), ("wpipe fresh, m = 4p", OPTIMISTIC), ("paci, m = 2p", PLAIN))
+TRIED_IN = "text"  # the study that candidates are tried in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +83,7 @@ class Run:
             f"train.warmup={self.updates // 20}",
             f"train.seed={self.seed}",
             *method.settings(study.turns),
-            *CORRECTIONS[self.correction],
+            *(CORRECTIONS | CANDIDATES)[self.correction].settings,
             f"schedule.layers={even_cut(study.layers, method.chunks)}",
         ]
 
@@ -135,12 +145,35 @@ def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[S
         rates = (chosen.rate, *AXES["rate"](chosen.rate))
         at = [replace(chosen, rate=rate) for rate in rates]
         yield [tuning_run(name, study, method, correction, point) for point in at]
+    while wanted := [run for made in CANDIDATES if name == TRIED_IN for run in _try(name, study, made, found)]:
+        yield wanted
     yield headline(SEEDS[3:])
 
 
-def _search(name: str, study: Study, place: tuple[str, str], axis: str, found: Found, *, quick: bool) -> Iterator[Run]:
+def _try(name: str, study: Study, candidate: str, found: Found) -> Iterator[Run]:
+    """The runs that the search of a candidate's rate still needs."""
+    begin = candidate_begin(name, study, candidate, found)
+    yield from _search(name, study, (METHODS[CANDIDATE].profile, candidate), "rate", found, begin=begin)
+
+
+def candidate_begin(name: str, study: Study, candidate: str, found: Found) -> Settings:
+    """Where the search of a candidate's rate begins: the settings of its profile without a correction."""
+    plain = best_settings(name, study, METHODS[CANDIDATE].profile, PLAIN, found)
+    return replace(plain, beta=CANDIDATES[candidate].beta or plain.beta)
+
+
+def _search(
+    name: str,
+    study: Study,
+    place: tuple[str, str],
+    axis: str,
+    found: Found,
+    *,
+    begin: Settings | None = None,
+    quick: bool = False,
+) -> Iterator[Run]:
     """The runs that an axis still needs: its best value and the neighbours of that."""
-    best = best_settings(name, study, *place, found, axis=axis)
+    best = best_settings(name, study, *place, found, axis=axis, begin=begin)
     values = (getattr(best, axis), *(() if quick else AXES[axis](getattr(best, axis))))
     for value in values:
         run = tuning_run(name, study, PROFILES[place[0]], place[1], replace(best, **{axis: value}))
@@ -160,10 +193,17 @@ def tuning_run(name: str, study: Study, method: str, correction: str, settings: 
 
 
 def best_settings(
-    name: str, study: Study, profile: str, correction: str, found: Found, *, axis: str | None = None
+    name: str,
+    study: Study,
+    profile: str,
+    correction: str,
+    found: Found,
+    *,
+    axis: str | None = None,
+    begin: Settings | None = None,
 ) -> Settings:
     """Those with the least held-out loss so far; given an axis, before the axes after it were searched."""
-    begin = Settings(rate=study.rate)
+    begin = begin or Settings(rate=study.rate)
     later = list(AXES)[list(AXES).index(axis) + 1 :] if axis else []
     ended = {
         settings: loss

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.convergence.corrections import CURES, OPTIMIZERS
 from benchmarks.convergence.plan import Run
 from benchmarks.convergence.studies import QUICK, STUDIES, Study
 from benchmarks.harness import data_folder
@@ -60,7 +61,9 @@ def train(run: Run, *, quick: bool) -> dict[str, Any]:
     supply = replace(_open_data(run.study, quick), job=job)
     net = net_of(job, supply.spec)
     losses: dict[int, float] = {}
-    pipe = pipeline_of(job, net, supply.spec, updates=run.updates)
+    made = OPTIMIZERS.get(run.correction)
+    optimizer, cure = made and made(job.train), CURES.get(run.correction)
+    pipe = pipeline_of(job, net, supply.spec, updates=run.updates, optimizer=optimizer, cure=cure)
     try:
         for update in range(run.updates):
             batch = supply.batch(update)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.convergence.equal_time import CONTENDERS, periods
 from benchmarks.convergence.measure import measure
-from benchmarks.convergence.methods import BASE, METHODS, OPTIMISTIC, PLAIN, PROFILES, RANKS
+from benchmarks.convergence.methods import BASE, CANDIDATE, CANDIDATES, METHODS, OPTIMISTIC, PLAIN, PROFILES, RANKS
 from benchmarks.convergence.pages import missed, plots, tables
 from benchmarks.convergence.plan import (
     CHECKED,
@@ -74,13 +74,17 @@ def results_of(found: dict[Run, float | None], **changes: Any) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("name", STUDIES)
-@pytest.mark.parametrize("method", METHODS)
-def test_every_run_is_a_job(name: str, method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "correction"), [*((method, PLAIN) for method in METHODS), *((CANDIDATE, made) for made in CANDIDATES)]
+)
+def test_every_run_is_a_job(name: str, method: str, correction: str, tmp_path: Path) -> None:
     study = STUDIES[name]
     for _, file in study.files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("text")
-    job = job_of(None, run_named(method, study=name).sets(study, tmp_path))
+    job = job_of(None, run_named(method, study=name, correction=correction).sets(study, tmp_path))
+    assert (job.train.optimizer == "nadamw") == correction.startswith("nadamw")
+    assert (job.schedule.predict == "exact") == ("predicted" in correction or method == "xpipe")
     schedule = schedule_of(job)
     assert (schedule.stages, job.train.batch) == (RANKS, study.batch)
     assert job.train.batch % schedule.microbatches == 0
@@ -135,6 +139,23 @@ def test_plan_has_every_method_on_every_seed_with_its_settings() -> None:
     assert shorter == {100, *(round(100 * share) for share in LENGTHS)}
     checked = {(run.method, run.correction) for run in found if run.seed == TUNING_SEED}
     assert set(CHECKED) <= checked
+
+
+def test_candidates_are_tried_at_the_rates_around_their_best() -> None:
+    """With the other settings of their profile, in one study, before the last seeds."""
+    found = complete()
+    for name, candidate in CANDIDATES.items():
+        tried = {run.settings for run in found if run.correction == name}
+        best = replace(BEST, beta=candidate.beta or BEST.beta)
+        assert tried == {replace(best, rate=rate) for rate in (0.1, 0.2, 0.4)}
+    runs = list(found)
+    last_candidate = max(place for place, run in enumerate(runs) if run.correction in CANDIDATES)
+    assert last_candidate < min(place for place, run in enumerate(runs) if run.seed == SEEDS[3])
+    assert {(run.method, run.updates, run.seed) for run in runs if run.correction in CANDIDATES} == {
+        (CANDIDATE, STUDY.tuning, TUNING_SEED)
+    }
+    known = {replace(run, study="python"): loss for run, loss in found.items() if run.correction not in CANDIDATES}
+    assert next_runs({"python": STUDY}, known) == []
 
 
 def test_a_diverged_run_is_no_optimum_and_nothing_runs_twice() -> None:
@@ -195,7 +216,7 @@ def test_equal_time_gives_synchronous_training_fewer_updates() -> None:
 def test_tables_plots_and_targets() -> None:
     results = results_of(complete())
     shown = tables(results)
-    assert shown.keys() == {"settings", "text", "checks", "time"}
+    assert shown.keys() == {"settings", "text", "checks", "candidates", "time"}
     assert "**0.2: " in shown["settings"]
     assert "| `wpipe` | plain | 0.5 | 5 |" in shown["text"]
     assert plots(results).keys() == {"delay.svg", "curves.svg"}
@@ -203,6 +224,19 @@ def test_tables_plots_and_targets() -> None:
     assert any("wpipe fresh, m = 2p, optimistic" in line for line in lines)  # 0.025 nats
     assert not any("m = 2p:" in line and "at most 0.02" in line for line in lines)  # asked of m of 4p and more
     assert missed(results | {"complete": False})[0].startswith("the plan is not complete")
+
+
+def test_candidates_are_compared_at_their_best_rates() -> None:
+    found = complete()
+    for run in found:
+        if run.correction in ("gapaware", OPTIMISTIC):
+            found[run] = loss_of(run) + (0.25 if run.correction == "gapaware" else -0.5)
+        if run.correction == "predicted":
+            found[run] = None
+    rows = {row.split(" | ")[0].strip("| "): row for row in tables(results_of(found))["candidates"].splitlines()}
+    assert rows["gapaware"].endswith("| Barkai et al. 2020 | 0.2 | 2.550 | +0.250 | +0.750 |")
+    assert rows["predicted"].endswith("| 0.2 | diverged | – | – |")
+    assert rows["nadamw"].endswith("| +0.000 | +0.500 |")
 
 
 def test_recorded_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

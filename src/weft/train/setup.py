@@ -16,6 +16,7 @@ from weft.runtime import Pipeline
 from weft.runtime.comm import Collectives
 from weft.runtime.partition import state_tensors
 from weft.runtime.storage import Form
+from weft.runtime.update import Cure, OptimizerMaker
 from weft.schedule import Schedule, lower
 from weft.train.cure import cure_of
 from weft.train.data import BatchSampler, Data, Draw, differences, entropy, identity_of, index_checksum, open_data
@@ -168,15 +169,26 @@ def net_of(job: Job, spec: DataSpec, *, resumed: bool = False) -> Net:
     return net
 
 
-def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline:
-    """The pipeline of a job, on the ranks of this process group or on virtual ranks."""
+def pipeline_of(
+    job: Job,
+    net: Net,
+    spec: DataSpec,
+    *,
+    updates: int,
+    optimizer: OptimizerMaker | None = None,
+    cure: Cure | None = None,
+) -> Pipeline:
+    """The pipeline of a job, on the ranks of this process group or on virtual ranks.
+
+    An optimizer or a cure takes the place of the job's.
+    """
     schedule, choice = schedule_of(job), job.schedule
     predicts = bool(lower(schedule).predicts.any())
     return Pipeline(
         net.model,
         weights=net.weights,
         loss_fn=net.loss_fn,
-        optimizer=optimizer_of(job.train),
+        optimizer=optimizer or optimizer_of(job.train),
         lr_scheduler=scheduler_of(job.train, updates),
         schedule=schedule,
         replicas=choice.replicas,
@@ -191,7 +203,7 @@ def pipeline_of(job: Job, net: Net, spec: DataSpec, *, updates: int) -> Pipeline
         seed=job.train.seed,
         deadline=choice.deadline,
         predict={"bias": choice.bias, "extrapolation": choice.extrapolation} if predicts else None,
-        cure=cure_of(job),
+        cure=cure or cure_of(job),
         telemetry=job.log.telemetry or None,
     )
 
