@@ -375,6 +375,8 @@ def test_another_schedule_resumes_a_run(model: str, optimizer: str, tmp_path: Pa
         (Case(schedule="xpipe", optimizer="sgd", stages=4), Case(schedule="xpipe", optimizer="sgd", stages=1)),
         (Case(schedule="2bw", lr_scheduler="cycle"), Case(schedule="xpipe", stages=4, lr_scheduler="cycle")),
         (Case(schedule="1f1b"), Case(schedule="2bw", options={"cure": weft.cures.GapAware()})),
+        (Case(schedule="2bw", stages=4, optimizer="tensor", lr_scheduler="cycle"),
+         Case(schedule="1f1b", optimizer="tensor", lr_scheduler="cycle")),
         (Case(schedule="1f1b", options={"replicas": 2, "microbatches": 2}), Case(schedule="interleaved")),
         (Case(schedule="1f1b"), Case(schedule="zb-h1", stages=4, options={"replicas": 2, "microbatches": 2})),
         (Case(schedule="2bw"), Case(schedule="wpipe", options=BF16)),

@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.runtime.update import PartState, options_of
 from weft.runtime.weights import ParameterSet
 
-Fetch: TypeAlias = Callable[[str], Tensor]  # a tensor of a checkpoint, in new memory
+Fetch: TypeAlias = Callable[[str], Any]  # a tensor of a checkpoint, in new memory, or what stands for it
 SHARED = ("optimizer", "scheduler")  # parts with state that belongs to no single parameter
 PARTS = ("optimizer", "prediction", "cure")  # every parameter has these keys; a part that is not there has None
 
@@ -236,7 +236,7 @@ class SavedSets:
         for place, (names, group) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
             saved = [self.parameters[name].options for name in names]
             for name, options in zip(names, saved, strict=True):
-                if options != saved[0]:
+                if self._differ(options, saved[0]):
                     raise IncompatibleCheckpoint(f"{names[0]} and {name} share a group here, and had different options")
             if saved or len(saved_groups) == len(groups):
                 options = decode(saved[0] if saved else saved_groups[place]["options"], self._tensors.tensor)
@@ -258,9 +258,16 @@ class SavedSets:
                         "empty ones too"
                     )
                 states.append(saved_set["scheduler"]["state"])
-        if any(state != states[0] for state in states):
+        if any(self._differ(state, states[0]) for state in states):
             raise IncompatibleCheckpoint(f"{kind} was at different steps for parameters that share a scheduler here")
         return decode(states[0], self._tensors.tensor)
+
+    def _differ(self, left: Any, right: Any) -> bool:
+        """Whether encoded values differ. Tensors of two sets have two names, so their values are compared."""
+        if left == right:
+            return False
+        one, other = (repr(decode(value, lambda key: self._tensors.tensor(key).tolist())) for value in (left, right))
+        return one != other  # as text, in which nan equals nan
 
 
 class _Memory:
