@@ -126,11 +126,17 @@ def state_of(parameter_set: ParameterSet, tensors: dict[str, Tensor]) -> dict[st
         scheduled = {"kind": type(scheduler).__name__, "state": states["scheduler"].shared}
     return {
         "optimizer": type(optimizer).__name__,
+        "cure": _cure_of(parameter_set),
         "updates": parameter_set.updater.updates,
         "groups": groups,
         "scheduler": encode(scheduled, f"scheduler/{first}", tensors),
         "parameters": parameters,
     }
+
+
+def _cure_of(parameter_set: ParameterSet) -> str | None:
+    cure = parameter_set.updater.cure
+    return None if cure is None else type(cure).__name__
 
 
 def _encode_all(values: Mapping[str, Any], name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -185,6 +191,8 @@ class SavedSets:
         loads = []
         for part in parameter_set.updater.parts:
             states = [by_part.get(part.key) for by_part in saved]
+            if part.key == "cure":
+                states = self._of_same_cure(parameter_set, states)
             stand_ins = [decode(state, self._stand_in) for state in states]
             try:
                 part.check(PartState(parameters=stand_ins, shared=shared.get(part.key)))
@@ -224,6 +232,12 @@ class SavedSets:
                 raise IncompatibleCheckpoint(
                     f"{name} was trained with {before or 'no'} lr_scheduler, and is with {scheduler or 'none'} here"
                 )
+
+    def _of_same_cure(self, parameter_set: ParameterSet, states: Sequence[Any]) -> list[Any]:
+        """The states that this set's cure has saved, None for those of another one; old checkpoints do not say."""
+        cure = _cure_of(parameter_set)
+        kinds = [self.parameters[name].saved_set.get("cure", cure) for name in parameter_set.names]
+        return [state if kind == cure else None for state, kind in zip(states, kinds, strict=True)]
 
     def _options(self, optimizer: Optimizer, groups: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         """The options of each group: those that its parameters had.
