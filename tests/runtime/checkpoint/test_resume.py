@@ -375,6 +375,12 @@ def test_another_schedule_resumes_a_run(model: str, optimizer: str, tmp_path: Pa
         (Case(schedule="xpipe", optimizer="sgd", stages=4), Case(schedule="xpipe", optimizer="sgd", stages=1)),
         (Case(schedule="2bw", lr_scheduler="cycle"), Case(schedule="xpipe", stages=4, lr_scheduler="cycle")),
         (Case(schedule="1f1b"), Case(schedule="2bw", options={"cure": weft.cures.GapAware()})),
+        (Case(schedule="2bw", options={"cure": weft.cures.GapAware()}),
+         Case(schedule="2bw", options={"cure": weft.cures.Optimistic()})),
+        (Case(schedule="1f1b", options={"cure": weft.cures.Optimistic()}),
+         Case(schedule="2bw", options={"cure": weft.cures.GapAware()})),
+        (Case(schedule="2bw", stages=4, optimizer="tensor", lr_scheduler="cycle"),
+         Case(schedule="1f1b", optimizer="tensor", lr_scheduler="cycle")),
         (Case(schedule="1f1b", options={"replicas": 2, "microbatches": 2}), Case(schedule="interleaved")),
         (Case(schedule="1f1b"), Case(schedule="zb-h1", stages=4, options={"replicas": 2, "microbatches": 2})),
         (Case(schedule="2bw"), Case(schedule="wpipe", options=BF16)),
@@ -397,6 +403,24 @@ def test_any_schedule_resumes_a_run(source: Case, target: Case, tmp_path: Path) 
     again.load(tmp_path / "back")
     for what in ("weights", "optimizers"):
         assert equal(advance(again, [])[what], before[what])
+
+
+def test_groups_that_are_empty_in_some_chunks_keep_their_rates(tmp_path: Path) -> None:
+    """Else the schedulers of a later run, whose chunks are larger, would not agree."""
+    cuts = {"wpipe": 4, "2bw": 4, "1f1b": 2}
+    runs = [
+        Case(schedule=name, stages=p, model="transformer", optimizer="in two", lr_scheduler="cosine")
+        for name, p in cuts.items()
+    ]
+    for number, (case, batch) in enumerate(zip(runs, runs[0].batches(), strict=False)):
+        pipe = pipeline(case, seed=number)
+        if number:
+            pipe.load(tmp_path / str(number - 1))
+        pipe.step(*batch)
+        pipe.save(tmp_path / str(number))
+        sets = [found for built in pipe._assembly.chunks.values() for found in built.chunk.sets]
+        optimizers = [found.optimizer for found in sets if found.optimizer is not None]
+        assert len({tuple(group["lr"] for group in optimizer.param_groups) for optimizer in optimizers}) == 1
 
 
 def test_pipemare_continues_at_the_update_count_of_the_run(tmp_path: Path) -> None:

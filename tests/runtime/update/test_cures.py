@@ -246,6 +246,36 @@ def test_optimistic_by_hand() -> None:
     assert steps == pytest.approx([0.5 - 1, 0.5, 0.25 - 0.5])
 
 
+class Alternating(nn.Module):
+    """The weight that a mini-batch names; the other one has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Parameter(torch.tensor([[value]])) for value in (0.5, 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.left if bool((x > 0).all()) else self.right)
+
+
+def test_optimistic_keeps_the_change_of_a_weight_without_gradient() -> None:
+    """The second step of the left weight compares with its first one, whatever the right one did meanwhile."""
+
+    def after(order: list[float], cure: Any) -> list[float]:
+        pipe = weft.Pipeline(
+            nn.Sequential(Alternating()),
+            loss_fn=nn.functional.mse_loss,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            schedule=weft.schedule("1f1b", stages=1, microbatches=1),
+            cure=cure,
+        )
+        for x in order:
+            pipe.step(torch.full((1, 1), x), torch.ones(1, 1))
+        return [weight.item() for weight in pipe.state_dict().values()]
+
+    assert after([1, -1, 1, -1, -1, 1], HOPE) == after([1, 1, 1, -1, -1, -1], HOPE)
+    assert after([1, 1], HOPE) == pytest.approx([0.5 + 0.1 + 0.08 + (0.08 - 0.1), 2.0])
+
+
 def test_optimistic_counts_its_copies() -> None:
     """The last change, and room for the next: in chunks that are treated."""
     for cure, copies in ((OPTIMISTIC, [2, 2, 2, 2]), (replace(OPTIMISTIC, chunks="late"), [2, 2, 0, 0])):

@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.runtime.update import PartState, options_of
 from weft.runtime.weights import ParameterSet
 
-Fetch: TypeAlias = Callable[[str], Tensor]  # a tensor of a checkpoint, in new memory
+Fetch: TypeAlias = Callable[[str], Any]  # a tensor of a checkpoint, in new memory, or what stands for it
 SHARED = ("optimizer", "scheduler")  # parts with state that belongs to no single parameter
 PARTS = ("optimizer", "prediction", "cure")  # every parameter has these keys; a part that is not there has None
 
@@ -126,11 +126,17 @@ def state_of(parameter_set: ParameterSet, tensors: dict[str, Tensor]) -> dict[st
         scheduled = {"kind": type(scheduler).__name__, "state": states["scheduler"].shared}
     return {
         "optimizer": type(optimizer).__name__,
+        "cure": _cure_of(parameter_set),
         "updates": parameter_set.updater.updates,
         "groups": groups,
         "scheduler": encode(scheduled, f"scheduler/{first}", tensors),
         "parameters": parameters,
     }
+
+
+def _cure_of(parameter_set: ParameterSet) -> str | None:
+    cure = parameter_set.updater.cure
+    return None if cure is None else type(cure).__name__
 
 
 def _encode_all(values: Mapping[str, Any], name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -185,6 +191,8 @@ class SavedSets:
         loads = []
         for part in parameter_set.updater.parts:
             states = [by_part.get(part.key) for by_part in saved]
+            if part.key == "cure":
+                states = self._of_same_cure(parameter_set, states)
             stand_ins = [decode(state, self._stand_in) for state in states]
             try:
                 part.check(PartState(parameters=stand_ins, shared=shared.get(part.key)))
@@ -225,6 +233,12 @@ class SavedSets:
                     f"{name} was trained with {before or 'no'} lr_scheduler, and is with {scheduler or 'none'} here"
                 )
 
+    def _of_same_cure(self, parameter_set: ParameterSet, states: Sequence[Any]) -> list[Any]:
+        """The states that this set's cure has saved, None for those of another one; old checkpoints do not say."""
+        cure = _cure_of(parameter_set)
+        kinds = [self.parameters[name].saved_set.get("cure", cure) for name in parameter_set.names]
+        return [state if kind == cure else None for state, kind in zip(states, kinds, strict=True)]
+
     def _options(self, optimizer: Optimizer, groups: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         """The options of each group: those that its parameters had.
 
@@ -236,7 +250,7 @@ class SavedSets:
         for place, (names, group) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
             saved = [self.parameters[name].options for name in names]
             for name, options in zip(names, saved, strict=True):
-                if options != saved[0]:
+                if self._differ(options, saved[0]):
                     raise IncompatibleCheckpoint(f"{names[0]} and {name} share a group here, and had different options")
             if saved or len(saved_groups) == len(groups):
                 options = decode(saved[0] if saved else saved_groups[place]["options"], self._tensors.tensor)
@@ -258,9 +272,16 @@ class SavedSets:
                         "empty ones too"
                     )
                 states.append(saved_set["scheduler"]["state"])
-        if any(state != states[0] for state in states):
+        if any(self._differ(state, states[0]) for state in states):
             raise IncompatibleCheckpoint(f"{kind} was at different steps for parameters that share a scheduler here")
         return decode(states[0], self._tensors.tensor)
+
+    def _differ(self, left: Any, right: Any) -> bool:
+        """Whether encoded values differ. Tensors of two sets have two names, so their values are compared."""
+        if left == right:
+            return False
+        one, other = (repr(decode(value, lambda key: self._tensors.tensor(key).tolist())) for value in (left, right))
+        return one != other  # as text, in which nan equals nan
 
 
 class _Memory:

@@ -24,6 +24,7 @@ class Updater:
     optimizer: Optimizer | None = None
     lr_scheduler: LRScheduler | None = None
     predictor: Predictor | None = None
+    cure: Cure | None = None  # that treats these parameters
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Updater:
             self.predictor = Predictor(self.optimizer, live, options=predicts, rates=rates)
             self.parts.append(self.predictor)
         if cure is not None and (treatment := cure.treat(self.optimizer, live, delay)) is not None:
+            self.cure = cure
             self.parts.insert(1, treatment)
 
     def first_read(self, weights: Sequence[Tensor]) -> None:
