@@ -423,6 +423,22 @@ def test_groups_that_are_empty_in_some_chunks_keep_their_rates(tmp_path: Path) -
         assert len({tuple(group["lr"] for group in optimizer.param_groups) for optimizer in optimizers}) == 1
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "muon"])
+def test_a_resumed_run_predicts_what_the_saved_one_did_not(optimizer: str, tmp_path: Path) -> None:
+    """A linear rule needs only the optimizer's state, which a run without prediction has, too."""
+    source = Case(schedule="1f1b", optimizer=optimizer)
+    saved = pipeline(source, seed=1)
+    advance(saved, source.batches()[:BEFORE])
+    saved.save(tmp_path / "saved")
+    resumed = pipeline(replace(source, schedule="xpipe"), seed=2)
+    resumed.load(tmp_path / "saved")
+    updater = resumed._assembly.chunks[0, 0].chunk.sets[0].updater
+    assert updater.predictor is not None
+    predicted = [nn.Parameter(torch.empty_like(parameter)) for parameter in updater.live]
+    updater.predictor.predict(predicted, 1)
+    assert not any(torch.equal(*pair) for pair in zip(predicted, updater.live, strict=True))
+
+
 def test_pipemare_continues_at_the_update_count_of_the_run(tmp_path: Path) -> None:
     """It counts all updates of the run, including those before a chunk had a delay."""
     early = Case(schedule="1f1b", optimizer="momentum")

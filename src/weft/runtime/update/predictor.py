@@ -95,7 +95,10 @@ class Predictor(UpdatePart):
 
     @torch.no_grad()
     def load(self, state: PartState, *, updates: int) -> None:
-        """A parameter without the last gradient that its rule needs counts as one that has had no update."""
+        """A parameter without the last gradient that its rule needs counts as one that has had no update.
+
+        If the saved run did not predict a parameter, a linear rule starts from the optimizer's state of it.
+        """
         self._gradients.observe(self._optimizer)
         self._updated.clear()
         self._gradients.last.clear()
@@ -108,6 +111,8 @@ class Predictor(UpdatePart):
             if self._gradients.needed(group)
         }
         for parameter, saved in zip(self._live, state.parameters or (), strict=True):
+            if saved is None and self._rule is not None and self._optimizer.state.get(parameter):
+                saved = {"sparse": None, "gradient": None}
             if saved is None or (id(parameter) in needed and saved["gradient"] is None):
                 continue
             sparse = saved["sparse"]
