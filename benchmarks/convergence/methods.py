@@ -95,7 +95,7 @@ METHODS = {
     **dict(_sizes("wpipe fresh", "name=wpipe", "fresh=true")),
     **dict(_sizes("weave", "name=weave")),
     **dict(_sizes("paci", "name=paci", plain_only=True)),
-    "wpipe": Method(options=("name=wpipe",), profile=HALF),
+    "wpipe": Method(options=("name=wpipe", "fresh=false"), profile=HALF),
     "2bw": Method(options=("name=2bw",), profile=ALL),
     "xpipe": Method(options=("name=xpipe", "predict=exact"), profile=PREDICTED, corrections=(PLAIN,)),
 }

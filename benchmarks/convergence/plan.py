@@ -46,7 +46,7 @@ class Settings:
 
 AXES: dict[str, Callable[[float], tuple[float, ...]]] = {  # a value -> its neighbours
     "rate": lambda rate: (_rounded(rate / 2), _rounded(rate * 2)),
-    "beta": lambda beta: (_rounded(1 - 2 * (1 - beta)), _rounded(1 - (1 - beta) / 2)),
+    "beta": lambda beta: (*((max(0.0, _rounded(1 - 2 * (1 - beta))),) if beta > 0 else ()), _rounded((1 + beta) / 2)),
     "decay": lambda decay: (*((_rounded(decay / 10),) if decay > 0.01 else ()), _rounded(decay * 10)),
 }  # less decay than 0.01 is no decay: it would change weights by less than a hundredth in a whole run
 

@@ -180,7 +180,7 @@ def test_options_of_a_schedule_are_left_out_for_others(tmp_path: Path) -> None:
     assert main(["compare", *sets, "--schedules", "1f1b,wpipe,xpipe"]) == 0
     jobs = {name: job_of(str(tmp_path / "tiny" / f"{name}-seed0" / "job.toml")) for name in ("1f1b", "wpipe", "xpipe")}
     kept = {name: (job.schedule.fresh, job.schedule.predict) for name, job in jobs.items()}
-    assert kept == {"1f1b": (False, ""), "wpipe": (True, "exact"), "xpipe": (False, "exact")}
+    assert kept == {"1f1b": ("auto", ""), "wpipe": (True, "exact"), "xpipe": ("auto", "exact")}
 
 
 def test_a_model_is_exported(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import pytest
 from weft.cli import main
 from weft.errors import WeftError
 from weft.schedule import METHODS
-from weft.train import job as job_module
-from weft.train.config import load, option, to_toml
+from weft.train.config import load, to_toml
 from weft.train.data import DATA
 from weft.train.job import (
     Job,
-    ScheduleChoice,
     job_of,
     ranks_of,
     read_job_of_run,
@@ -73,40 +70,39 @@ def test_bf16_of_an_earlier_weft_is_autocast(precision: str, tmp_path: Path) -> 
         assert job_of(str(file), ["train.precision=bf16"]).train.precision == "bf16"
 
 
-def test_a_job_of_an_earlier_weft_reads_as_in_the_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the default is now; what users write by hand has today's default."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class FreshChoice(ScheduleChoice):
-        fresh: bool = option(True, "another default")
-
-    @dataclass(frozen=True, kw_only=True)
-    class FreshJob(Job):
-        schedule: FreshChoice = field(default_factory=FreshChoice)
-
-    monkeypatch.setattr(job_module, "Job", FreshJob)
+def test_a_job_of_an_earlier_weft_reads_as_in_the_paper(tmp_path: Path) -> None:
+    """What users write by hand has today's default: fresh reads."""
     written = to_toml(job_of(None))
     second = re.sub("(?m)^fresh = .*\n", "", written).replace("format = 3 ", "format = 2 ")
     first = re.sub("(?m)^format = .*\n", "", second)
     assert len({written, second, first}) == 3
     file = tmp_path / "job.toml"
     for text, expected in [
-        (written, True),
+        (written, "auto"),
+        (written.replace('fresh = "auto"', "fresh = false"), False),  # format 3, when that was the default
         (second, False),
         (first, False),
-        ('[schedule]\nname = "wpipe"\n', True),
+        ('[schedule]\nname = "wpipe"\n', "auto"),
         ("[schedule]\nfresh = false\n", False),
     ]:
         file.write_text(text)
         assert job_of(str(file)).schedule.fresh == read_job_of_run(tmp_path).schedule.fresh == expected
-        assert schedule_of(job_of(str(file))).options.get("fresh", False) == expected
-        assert read_job_of_run(tmp_path, ["schedule.fresh=true"]).schedule.fresh
+        assert schedule_of(job_of(str(file))).options.get("fresh", False) == bool(expected)
+        assert read_job_of_run(tmp_path, ["schedule.fresh=true"]).schedule.fresh is True
 
 
 def test_fresh_reads_are_for_wpipe() -> None:
     assert schedule_of(job_of(None, ["schedule.fresh=true"])).options == {"fresh": True}
     with pytest.raises(WeftError, match="2bw with fresh reads is pipedream"):
         job_of(None, ["schedule.fresh=true", "schedule.name=2bw"])
+
+
+@pytest.mark.parametrize(("name", "given", "fresh"), [
+    ("wpipe", "auto", True), ("wpipe", "false", False), ("2bw", "auto", False), ("2bw", "false", False),
+])  # fmt: skip
+def test_fresh_reads_are_the_default_of_wpipe(name: str, given: str, fresh: bool) -> None:
+    job = job_of(None, [f"schedule.name={name}", f"schedule.fresh={given}"])
+    assert schedule_of(job).options.get("fresh", False) is fresh
 
 
 @pytest.mark.parametrize("registry", [MODELS, DATA])
@@ -207,7 +203,10 @@ def test_prediction_is_for_methods_that_have_it() -> None:
     exact = [
         schedule_of(job_of(None, [f"schedule.name={name}", "schedule.predict=exact"])) for name in ("wpipe", "xpipe")
     ]
-    assert [schedule.options for schedule in exact] == [{"predict": "exact"}, {"versions": "exact"}]
+    assert [schedule.options for schedule in exact] == [
+        {"predict": "exact", "fresh": True},
+        {"versions": "exact"},
+    ]
     with pytest.raises(WeftError, match=r"schedule.predict is for 2bw, wpipe, .*schedule.name: 1f1b"):
         job_of(None, ["schedule.name=1f1b", "schedule.predict=exact"])
 

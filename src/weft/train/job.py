@@ -35,6 +35,7 @@ from weft.train.trust import check_trust
 FORMAT = 3  # of jobs; 2 had no schedule.fresh; 1 had no key for its format, and its bf16 was autocast
 KEYS_OF_FORMAT_1 = {"name", "model", "data", "schedule", "train", "evaluate", "checkpoint", "log"}
 MOST_RANKS = 4  # by default
+CHOSEN_HERE = ("fresh", "predict")  # options of schedules whose values in jobs mean something else
 SCHEDULE_OPTIONS = ("chunks", "warmup", "vertical_sync", "fresh", "slack", "split", "predict")  # not of all methods
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax", "muon")
 
@@ -55,7 +56,11 @@ class ScheduleChoice:
     chunks: int = option(0, "interleaved: chunks of each rank; 0: the default of the schedule", least=0)
     warmup: int = option(0, "2bw, wpipe: multiplies the forwards ahead, to hide slow links; 0: the default, 1", least=0)
     vertical_sync: bool = option(False, "pipedream: all stages use the same version")
-    fresh: bool = option(False, "wpipe: forwards read the newest version, which makes fewer micro-batches late")
+    fresh: bool | str = option(
+        "auto",
+        "wpipe: forwards read the newest version, which makes fewer micro-batches late; auto: true for wpipe",
+        allowed=("auto", True, False),
+    )
     slack: float = option(DEFAULT_SLACK, "weave: time of a hop to hide, in forwards of a stage", least=0)
     split: bool = option(True, "weave: split backwards, so that fewer micro-batches are in flight")
     predict: str = option(
@@ -290,13 +295,21 @@ def resolved(job: Job) -> Job:
     return replace(job, schedule=replace(job.schedule, ranks=ranks, microbatches=microbatches))
 
 
+def reads_newest(choice: ScheduleChoice) -> bool:
+    """Whether the schedule is asked for fresh reads: by default if it has the choice."""
+    method = METHODS.get(choice.name)
+    return choice.fresh is True or (choice.fresh == "auto" and method is not None and "fresh" in method.options)
+
+
 def schedule_of(job: Job) -> Schedule:
     """The schedule that a job runs."""
     choice = job.schedule
     stages = ranks_of(job) // choice.replicas
     sizes = {"stages": stages, "microbatches": choice.microbatches or 2 * stages}
     given, default = ({key: getattr(keys, key) for key in SCHEDULE_OPTIONS} for keys in (choice, ScheduleChoice()))
-    options = {key: value for key, value in given.items() if key != "predict" and value != default[key]}
+    options = {key: value for key, value in given.items() if key not in CHOSEN_HERE and value != default[key]}
+    if reads_newest(choice):
+        options["fresh"] = True
     if choice.name.endswith(".csv"):
         schedule = load_csv(choice.name)
         if (schedule.stages, choice.microbatches or schedule.microbatches) != (stages, schedule.microbatches):

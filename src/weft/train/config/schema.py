@@ -12,9 +12,11 @@ from typing import Any, get_origin, get_type_hints
 
 from weft.text import did_you_mean
 
+SWITCH: Any = bool | str
 MIXED: Any = bool | str | list[Any]
 KINDS: dict[Any, str] = {
     bool: "true or false",
+    SWITCH: "true, false or a string",
     MIXED: "true, false or a string, or a list of them",
     int: "a whole number",
     float: "a number",
@@ -41,9 +43,9 @@ class Rule:
     custom: type | None = None
 
     def admits(self, kind: Any, value: Any) -> bool:
-        several: Any = {float: (int, float), MIXED: (bool, str), Any: (bool, int, float, str)}
+        several: Any = {float: (int, float), SWITCH: (bool, str), MIXED: (bool, str), Any: (bool, int, float, str)}
         types = several.get(kind, () if get_origin(kind) else kind)
-        if not isinstance(value, types) or (isinstance(value, bool) and kind not in (bool, MIXED, Any)):
+        if not isinstance(value, types) or (isinstance(value, bool) and kind not in (bool, SWITCH, MIXED, Any)):
             return False
         if kind is float and (self.finite or isinstance(value, int)) and not abs(value) <= sys.float_info.max:
             return False
