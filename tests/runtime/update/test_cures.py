@@ -276,6 +276,16 @@ def test_optimistic_keeps_the_change_of_a_weight_without_gradient() -> None:
     assert after([1, 1], HOPE) == pytest.approx([0.5 + 0.1 + 0.08 + (0.08 - 0.1), 2.0])
 
 
+def test_optimistic_loads_changes_to_the_device_of_their_weights() -> None:
+    """A checkpoint gives a change of one element on the host."""
+    weight = nn.Parameter(torch.ones(1, device="meta"))
+    part = HOPE.treat(torch.optim.SGD([weight]), [weight], 0)
+    assert part is not None
+    part.load(weft.cures.PartState(parameters=[{"change": torch.ones(1)}]), updates=1)
+    (saved,) = part.state().parameters or ()
+    assert saved["change"].device == weight.device
+
+
 def test_optimistic_counts_its_copies() -> None:
     """The last change, and room for the next: in chunks that are treated."""
     for cure, copies in ((OPTIMISTIC, [2, 2, 2, 2]), (replace(OPTIMISTIC, chunks="late"), [2, 2, 0, 0])):

@@ -106,4 +106,4 @@ class _OptimisticSteps(CurePart):
         self._room.clear()
         for index, saved in enumerate(state.parameters or ()):
             if saved is not None:
-                self._changes[index] = saved["change"]
+                self._changes[index] = saved["change"].to(self._live[index].device)  # numbers are read on the host
