@@ -42,6 +42,29 @@ def test_extra_versions_in_models(name: str, models: float) -> None:
     assert sum(total(report, "optimizer")) == 2 * size + 4 * 16  # two moments, and a step per tensor
 
 
+@pytest.mark.parametrize(("stages", "apart"), [(4, 2), (8, 4)])
+@pytest.mark.parametrize("sizes", [[1, 1], [1, 2]], ids=["even", "uneven"])
+def test_chunks_of_a_rank_share_the_memory_of_old_versions(stages: int, apart: int, sizes: list[int]) -> None:
+    """Under weave, the first ranks keep the old versions of their two chunks at different times: one after the other.
+
+    The last chunk is never late, so it has no old version.
+    """
+    layers = sizes * stages
+    pipe = weft.Pipeline(
+        nn.Sequential(*(nn.Linear(16, 16) for _ in range(sum(layers)))),
+        loss_fn=loss_fn,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        schedule=weft.schedule("weave", stages=stages, microbatches=2 * stages),
+        balance=layers,
+    )
+    for seed in range(6):
+        pipe.step(*(torch.randn(2 * stages, 16, generator=torch.Generator().manual_seed(seed)) for _ in range(2)))
+    old = [layers[:-1][rank : rank + 1] + layers[:-1][2 * stages - 1 - rank :][:1] for rank in range(stages)]
+    wanted = [max(kept) if rank < apart else sum(kept) for rank, kept in enumerate(old)]
+    one = 4 * (16 * 16 + 16)  # bytes of a layer
+    assert total(pipe.report(), "extra_versions", peak=True) == [one * kept for kept in wanted]
+
+
 @pytest.mark.parametrize(("name", "extra"), [("1f1b", 0), ("2bw", 2), ("wpipe", 1)])
 def test_versions_in_bf16_take_half_of_the_bytes(name: str, extra: int) -> None:
     """Bytes per parameter: compute weights 2, masters 4, gradients 4, moments 8, and extra versions of 2 per model."""

@@ -272,14 +272,14 @@ def test_optimistic_keeps_the_change_of_a_weight_without_gradient() -> None:
             pipe.step(torch.full((1, 1), x), torch.ones(1, 1))
         return [weight.item() for weight in pipe.state_dict().values()]
 
-    assert after([1, -1, 1, -1, -1, 1], HOPE) == after([1, 1, 1, -1, -1, -1], HOPE)
-    assert after([1, 1], HOPE) == pytest.approx([0.5 + 0.1 + 0.08 + (0.08 - 0.1), 2.0])
+    assert after([1, -1, 1, -1, -1, 1], OPTIMISTIC) == after([1, 1, 1, -1, -1, -1], OPTIMISTIC)
+    assert after([1, 1], OPTIMISTIC) == pytest.approx([0.5 + 0.1 + 0.08 + (0.08 - 0.1), 2.0])
 
 
 def test_optimistic_loads_changes_to_the_device_of_their_weights() -> None:
     """A checkpoint gives a change of one element on the host."""
     weight = nn.Parameter(torch.ones(1, device="meta"))
-    part = HOPE.treat(torch.optim.SGD([weight]), [weight], 0)
+    part = OPTIMISTIC.treat(torch.optim.SGD([weight]), [weight], 0)
     assert part is not None
     part.load(weft.cures.PartState(parameters=[{"change": torch.ones(1)}]), updates=1)
     (saved,) = part.state().parameters or ()

@@ -209,6 +209,9 @@ def _driver(
     workers = []
     for replica, rank in sorted({(replica, schedule.placement[number]) for replica, number in chunks}):
         own = {number: chunks[replica, number] for number in schedule.chunks_of(rank)}
+        versions = [parameters.versions for built in own.values() for parameters in built.chunk.sets]
+        for kept in versions:
+            kept.share_free([other for other in versions if other is not kept])
         number = replica * schedule.stages + rank
         workers.append(
             Worker(

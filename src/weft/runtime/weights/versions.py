@@ -15,6 +15,8 @@ leaves in the dtype of the masters.
 
     2bw     U0: 0 is read by mini-batch 1              round masters -> B, A holds version 0
             U1: 0 is free, 1 is read by mini-batch 2   round masters -> A, B holds version 1
+
+The chunks of a rank share free buffers: two that keep old versions at different times hold one, not two.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Versions(ABC):
         self._released: set[int] = set()  # not read again, but not replaced yet
         self._leaves = {0: leaves}
         self._free: list[Leaves] = []
+        self._neighbours: Sequence[Versions] = ()
         self.nbytes = sum(leaf.nbytes for leaf in leaves)  # of one version
 
     @property
@@ -71,6 +74,10 @@ class Versions(ABC):
     def refresh(self) -> None:
         """In a drained pipeline: let the newest version be that of the live parameters, which were changed."""
 
+    def share_free(self, neighbours: Sequence[Versions]) -> None:
+        """Take free buffers of these, the versions of the same rank, before new ones are made."""
+        self._neighbours = neighbours
+
     def new_leaves(self) -> Leaves:
         """Leaves of any values."""
         newest = zip(self._leaves[self.newest], self.live, strict=True)
@@ -84,7 +91,14 @@ class Versions(ABC):
         return self._leaves.pop(self.newest)
 
     def _take_free(self) -> Leaves:
-        return self._free.pop() if self._free else self.new_leaves()
+        """A buffer that a neighbour does not need now is used, or its memory given back if it has other shapes."""
+        if self._free:
+            return self._free.pop()
+        given = next((other._free.pop() for other in self._neighbours if other._free), [])
+        if [_form(leaf) for leaf in given] == [_form(leaf) for leaf in self._leaves[self.newest]]:
+            return [_leaf(leaf.data, live) for leaf, live in zip(given, self.live, strict=True)]
+        del given
+        return self.new_leaves()
 
     def _add(self, leaves: Leaves) -> None:
         self.newest += 1
@@ -150,6 +164,10 @@ class RoundedVersions(Versions):
     def refresh(self) -> None:
         leaves = self._leaves[self.newest]
         copy_tensors([leaf.data for leaf in leaves], [live.data for live in self.live])  # autograd sees no write
+
+
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _leaf(tensor: Tensor, parameter: Parameter) -> Parameter:
