@@ -210,7 +210,6 @@ def nesterov(train: Training) -> Callable[..., Optimizer]:
 
 CURES: dict[str, weft.cures.Cure] = {  # of those corrections that have one
     "delay compensation": DelayCompensation(),
-    "delay compensation x 100": DelayCompensation(strength=200.0),
     "spike compensation": SpikeCompensation(),
 }
 OPTIMIZERS: dict[str, Callable[[Training], Callable[..., Optimizer]]] = {  # in place of the job's

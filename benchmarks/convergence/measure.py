@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.convergence.equal_time import periods
-from benchmarks.convergence.methods import METHODS
+from benchmarks.convergence.methods import EVERY
 from benchmarks.convergence.plan import next_runs, run_of
 from benchmarks.convergence.studies import QUICK, STUDIES
 from benchmarks.convergence.training import train_all
@@ -44,7 +44,7 @@ def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
     part = {"environment": describe_environment("numpy", "torch"), "runs": len(results) - before}
     return {
         "studies": {name: asdict(study) for name, study in studies.items()},
-        "delays": {name: method.delay for name, method in METHODS.items()},
+        "delays": {name: method.delay for name, method in EVERY.items()},
         "periods": periods(),
         "complete": complete,
         "parts": [*earlier.get("parts", []), *([part] if part["runs"] else [])],

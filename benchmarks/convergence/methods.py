@@ -23,7 +23,6 @@ class Correction:
     """What is done against delays; `corrections.py` has cures and optimizers that are not settings of a job."""
 
     settings: tuple[str, ...] = ()  # of its job
-    beta: float | None = None  # β1, if not that of the profile
     source: str = ""
 
 
@@ -32,14 +31,12 @@ NADAMW, EXACT = "train.optimizer=nadamw", "schedule.predict=exact"
 AJANTHAN, GUAN, ZHENG = "Ajanthan et al. 2025", "Guan et al. 2019", "Zheng et al. 2017"
 CANDIDATES = {  # tried for one method, `CANDIDATE`
     "nadamw": Correction(settings=(NADAMW,), source=AJANTHAN),
-    "nadamw, long": Correction(settings=(NADAMW,), beta=0.99, source=f"{AJANTHAN}, with their β1"),
     "nadamw, predicted": Correction(settings=(NADAMW, EXACT), source=f"{AJANTHAN}; {GUAN}"),
     "nesterov": Correction(source=f"{AJANTHAN}, with a constant μ"),
     "nesterov, predicted": Correction(settings=(EXACT,), source=f"{AJANTHAN}, with a constant μ; {GUAN}"),
     "predicted": Correction(settings=(EXACT,), source=GUAN),
     "predicted, decayed": Correction(settings=(EXACT, "schedule.extrapolation=decayed"), source=GUAN),
     "delay compensation": Correction(source=ZHENG),
-    "delay compensation x 100": Correction(source=f"{ZHENG}, 100 times as strong"),
     "spike compensation": Correction(source="Kosson et al. 2020, adapted to AdamW"),
     "gapaware": Correction(settings=("schedule.cure=gapaware",), source="Barkai et al. 2020"),
     "basis rotation": Correction(source="Jung et al. 2026"),
@@ -48,16 +45,17 @@ CANDIDATES = {  # tried for one method, `CANDIDATE`
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A schedule of `RANKS` stages; `turns` is None if it learns the same with any number of micro-batches."""
+    """A schedule with some turns of `ranks` micro-batches; None if it learns the same with any number of them."""
 
     options: tuple[str, ...]  # keys of `schedule` in a job
+    ranks: int = RANKS
     turns: int | None = None
     profile: str
     corrections: tuple[str, ...] = tuple(CORRECTIONS)
 
     def settings(self, turns: int = 1) -> tuple[str, ...]:
-        """Those of its job, with `turns` x `RANKS` micro-batches if it learns the same with any number."""
-        sizes = (f"ranks={RANKS}", f"microbatches={(self.turns or turns) * RANKS}")
+        """Those of its job, with `turns` x `ranks` micro-batches if it learns the same with any number."""
+        sizes = (f"ranks={self.ranks}", f"microbatches={(self.turns or turns) * self.ranks}")
         return tuple(f"schedule.{option}" for option in (*self.options, *sizes))
 
     @property
@@ -99,6 +97,15 @@ METHODS = {
     "2bw": Method(options=("name=2bw",), profile=ALL),
     "xpipe": Method(options=("name=xpipe", "predict=exact"), profile=PREDICTED, corrections=(PLAIN,)),
 }
+OTHERS = {  # in one study only
+    "pipedream, m = p": Method(options=("name=pipedream",), turns=1, profile=FEW),
+    "spectrain, m = p": Method(options=("name=spectrain",), turns=1, profile=PREDICTED),
+    "xpipe, published": Method(options=("name=xpipe", "predict=published"), turns=1, profile=PREDICTED),
+    "weave, p = 2, m = 2p": Method(options=("name=weave",), ranks=2, turns=2, profile=FEW),
+    "xpipe, p = 2": Method(options=("name=xpipe", "predict=exact"), ranks=2, turns=1, profile=PREDICTED),
+    "xpipe, p = 8": Method(options=("name=xpipe", "predict=exact"), ranks=8, turns=1, profile=PREDICTED),
+}
+EVERY = METHODS | OTHERS
 CANDIDATE = "wpipe"  # half of the model is one update late
 BASE = "1f1b"  # what all others are compared with
 PROFILES = {SYNCHRONOUS: BASE, FEW: "wpipe fresh, m = 2p", HALF: "wpipe", ALL: "2bw", PREDICTED: "xpipe"}

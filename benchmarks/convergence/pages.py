@@ -15,7 +15,6 @@ from benchmarks.convergence.plan import (
     Found,
     Settings,
     best_settings,
-    candidate_begin,
     run_of,
     tried_settings,
 )
@@ -183,25 +182,24 @@ def _is_check(run: object, name: str, method: str, correction: str) -> bool:
 
 
 def _candidates(results: Results) -> str:
-    """Each at its best rate, next to the corrections of the study at their best settings; runs of one seed."""
-    head = ("candidate", "source", "best rate", "held-out loss", "less plain", "less optimistic")
+    """Each at its best rate and β1, next to the corrections of the study at their best settings; runs of one seed."""
+    head = ("candidate", "source", "best rate, β1", "held-out loss", "less plain", "less optimistic")
     rows: list[tuple[str, ...]] = []
     if TRIED_IN not in results["studies"]:
         return table(head, rows, left=2)
     found, study, profile = _found(results), _study_of(results, TRIED_IN), METHODS[CANDIDATE].profile
 
-    def best(correction: str, begin: Settings | None = None) -> tuple[Settings, float | None]:
-        axis = None if begin is None else "rate"
-        chosen = best_settings(TRIED_IN, study, profile, correction, found, axis=axis, begin=begin)
+    def best(correction: str) -> tuple[Settings, float | None]:
+        chosen = best_settings(TRIED_IN, study, profile, correction, found)
         return chosen, tried_settings(TRIED_IN, profile, correction, found).get(chosen)
 
     rivals = [best(correction)[1] for correction in (PLAIN, OPTIMISTIC)]
     for name, candidate in CANDIDATES.items():
         if tried_settings(TRIED_IN, profile, name, found):
-            chosen, loss = best(name, candidate_begin(TRIED_IN, study, name, found))
+            chosen, loss = best(name)
             gaps = ["–" if loss is None or rival is None else f"{loss - rival:+.3f}" for rival in rivals]
             shown = "diverged" if loss is None else f"{loss:.3f}"
-            rows.append((name, candidate.source, f"{chosen.rate:g}", shown, *gaps))
+            rows.append((name, candidate.source, f"{chosen.rate:g}, {chosen.beta:g}", shown, *gaps))
     return table(head, rows, left=2)
 
 

@@ -18,10 +18,13 @@ from benchmarks.convergence.methods import (
     CANDIDATE,
     CANDIDATES,
     CORRECTIONS,
+    EVERY,
     METHODS,
     OPTIMISTIC,
+    OTHERS,
     PLAIN,
     PROFILES,
+    Method,
 )
 from benchmarks.convergence.studies import Study, even_cut
 
@@ -72,10 +75,10 @@ class Run:
 
     def sets(self, study: Study, folder: Path) -> list[str]:
         """The settings of its job."""
-        method = METHODS[self.method]
+        method = EVERY[self.method]
         return [
             *study.sets(folder),
-            "train.optimizer=adamw",
+            f"train.optimizer={study.optimizer}",
             f"train.lr={self.settings.rate}",
             f"train.betas=[{self.settings.beta}, 0.999]",
             f"train.weight_decay={self.settings.decay}",
@@ -112,19 +115,16 @@ def next_runs(studies: Mapping[str, Study], found: Found, *, quick: bool = False
 
 def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[Sequence[Run]]:
     """Each is needed for those after it, or is more important."""
-    places = [
-        (profile, correction) for profile, method in PROFILES.items() for correction in METHODS[method].corrections
-    ]
+    methods = methods_of(study)
+    places = list(dict.fromkeys((known.profile, made) for known in methods.values() for made in known.corrections))
     for axis in AXES:
         while wanted := [run for place in places for run in _search(name, study, place, axis, found, quick=quick)]:
             yield wanted
     settings = {place: best_settings(name, study, *place, found) for place in places}
 
     def run(method: str, correction: str, seed: int, updates: int = study.updates) -> Run:
-        chosen = settings[METHODS[method].profile, correction]
+        chosen = settings[EVERY[method].profile, correction]
         return Run(study=name, method=method, correction=correction, settings=chosen, updates=updates, seed=seed)
-
-    methods = {method: known for method, known in METHODS.items() if known.turns in (None, *study.sizes)}
 
     def headline(seeds: Sequence[int]) -> list[Run]:
         return [run(method, made, seed) for seed in seeds for method in methods for made in methods[method].corrections]
@@ -132,48 +132,46 @@ def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[S
     if quick:
         yield headline(SEEDS[:1])
         return
-    for seed in SEEDS[:3]:
+    for seed in SEEDS[: min(3, study.seeds)]:
         yield headline([seed])
-    yield [
-        run(BASE, made, seed, round(share * study.updates))
-        for seed in SEEDS[:3]
-        for made in CORRECTIONS
-        for share in LENGTHS
-    ]
-    for method, correction in [place for place in CHECKED if place[0] in methods]:
-        chosen = settings[METHODS[method].profile, correction]
-        rates = (chosen.rate, *AXES["rate"](chosen.rate))
-        at = [replace(chosen, rate=rate) for rate in rates]
-        yield [tuning_run(name, study, method, correction, point) for point in at]
-    while wanted := [run for made in CANDIDATES if name == TRIED_IN for run in _try(name, study, made, found)]:
-        yield wanted
-    yield headline(SEEDS[3:])
+    if not study.methods:
+        yield [
+            run(BASE, made, seed, round(share * study.updates))
+            for seed in SEEDS[:3]
+            for made in CORRECTIONS
+            for share in LENGTHS
+        ]
+        yield [check for place in CHECKED if place[0] in methods for check in _checks(name, study, *place, settings)]
+    if name == TRIED_IN:
+        for axis in ("rate", "beta"):
+            tried = [(METHODS[CANDIDATE].profile, candidate) for candidate in CANDIDATES]
+            while wanted := [run for place in tried for run in _search(name, study, place, axis, found)]:
+                yield wanted
+        yield [run(method, PLAIN, seed) for seed in SEEDS[:2] for method in OTHERS]
+    yield headline(SEEDS[3 : study.seeds])
 
 
-def _try(name: str, study: Study, candidate: str, found: Found) -> Iterator[Run]:
-    """The runs that the search of a candidate's rate still needs."""
-    begin = candidate_begin(name, study, candidate, found)
-    yield from _search(name, study, (METHODS[CANDIDATE].profile, candidate), "rate", found, begin=begin)
+def methods_of(study: Study) -> dict[str, Method]:
+    """Those of a study, but for `OTHERS`."""
+    if study.methods:
+        return {method: METHODS[method] for method in study.methods}
+    return {method: known for method, known in METHODS.items() if known.turns in (None, *study.sizes)}
 
 
-def candidate_begin(name: str, study: Study, candidate: str, found: Found) -> Settings:
-    """Where the search of a candidate's rate begins: the settings of its profile without a correction."""
-    plain = best_settings(name, study, METHODS[CANDIDATE].profile, PLAIN, found)
-    return replace(plain, beta=CANDIDATES[candidate].beta or plain.beta)
+def _checks(
+    name: str, study: Study, method: str, correction: str, settings: Mapping[tuple[str, str], Settings]
+) -> Iterator[Run]:
+    """The settings of its profile, and the rates beside theirs."""
+    chosen = settings[METHODS[method].profile, correction]
+    for rate in (chosen.rate, *AXES["rate"](chosen.rate)):
+        yield tuning_run(name, study, method, correction, replace(chosen, rate=rate))
 
 
 def _search(
-    name: str,
-    study: Study,
-    place: tuple[str, str],
-    axis: str,
-    found: Found,
-    *,
-    begin: Settings | None = None,
-    quick: bool = False,
+    name: str, study: Study, place: tuple[str, str], axis: str, found: Found, *, quick: bool = False
 ) -> Iterator[Run]:
     """The runs that an axis still needs: its best value and the neighbours of that."""
-    best = best_settings(name, study, *place, found, axis=axis, begin=begin)
+    best = best_settings(name, study, *place, found, axis=axis)
     values = (getattr(best, axis), *(() if quick else AXES[axis](getattr(best, axis))))
     for value in values:
         run = tuning_run(name, study, PROFILES[place[0]], place[1], replace(best, **{axis: value}))
@@ -193,17 +191,10 @@ def tuning_run(name: str, study: Study, method: str, correction: str, settings: 
 
 
 def best_settings(
-    name: str,
-    study: Study,
-    profile: str,
-    correction: str,
-    found: Found,
-    *,
-    axis: str | None = None,
-    begin: Settings | None = None,
+    name: str, study: Study, profile: str, correction: str, found: Found, *, axis: str | None = None
 ) -> Settings:
     """Those with the least held-out loss so far; given an axis, before the axes after it were searched."""
-    begin = begin or Settings(rate=study.rate)
+    begin = Settings(rate=study.rate)
     later = list(AXES)[list(AXES).index(axis) + 1 :] if axis else []
     ended = {
         settings: loss

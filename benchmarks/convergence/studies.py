@@ -24,11 +24,14 @@ class Study:
     metric: str = "accuracy"
     sizes: tuple[int, ...] = (2, 4, 8)  # turns of the methods that learn differently with more micro-batches
     turns: int = 1  # of the others; batch norms learn differently with all of them
+    optimizer: str = "adamw"
+    methods: tuple[str, ...] = ()  # none: all of `METHODS`
+    seeds: int = 5
 
     def sets(self, folder: Path) -> list[str]:
         """The settings of its job."""
         require_files(folder, [file for _, file in self.files])
-        held = ("evaluate.samples=0", f"evaluate.batch={3 * self.batch}", "schedule.virtual=true")
+        held = ("evaluate.samples=0", f"evaluate.batch={3 * self.batch}", "schedule.virtual=true", "schedule.cure=none")
         return [
             *self.settings,
             *(f"{key}={folder / file}" for key, file in self.files),
@@ -37,6 +40,8 @@ class Study:
         ]
 
 
+LARGER = ("model.name=gpt", "model.layers=8", "model.width=256", "data.context=64", "data.name=text")
+KEY = ("1f1b", "wpipe fresh, m = 4p", "weave, m = 4p")
 GPT = ("model.name=gpt", "model.layers=4", "model.width=128", "data.context=64")
 STUDIES = {
     "text": Study(
@@ -90,6 +95,25 @@ STUDIES = {
         sizes=(2,),
         turns=2,
     ),
+    **{
+        name: Study(
+            title=f"tiny Shakespeare, GPT of 8 blocks x 256, 64 bytes, {title}",
+            settings=LARGER,
+            files=(("data.path", "text/tinyshakespeare.txt"),),
+            layers=18,
+            updates=1000,
+            tuning=300,
+            batch=32,
+            rate=rate,
+            optimizer=optimizer,
+            methods=KEY,
+            seeds=2,
+        )
+        for name, title, optimizer, rate in (
+            ("larger", "AdamW", "adamw", 1.5e-3),
+            ("larger-muon", "Muon", "muon", 3e-3),
+        )
+    },
 }
 QUICK = {
     "text": Study(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.convergence.methods import BASE, METHODS
+from benchmarks.convergence.methods import BASE, EVERY
 from benchmarks.convergence.plan import SEEDS
 from benchmarks.harness import Results
 
@@ -63,7 +63,7 @@ def cells(results: Results) -> Iterator[Cell]:
         for run in runs:
             if run["updates"] == study["updates"]:
                 by_place.setdefault((run["method"], run["correction"]), {})[run["seed"]] = run
-        for method in METHODS:
+        for method in EVERY:
             for (found, correction), by_seed in by_place.items():
                 if found == method:
                     base = by_place.get((BASE, correction), {})

@@ -101,9 +101,10 @@ def _case(task: dict[str, Any], name: str) -> Case:
 
 
 def _main_job(name: str, microbatches: int, *, small: bool) -> Case:
-    """The model, batch and optimizer of `make train`."""
+    """The model, batch and optimizer of `make train`; a cure is no part of what an action costs."""
     method, *options = name.split()
     sets = [f"schedule.name={method}", "schedule.ranks=2", f"schedule.microbatches={microbatches}"]
+    sets += ["schedule.cure=none"]
     sets += [f"schedule.{key}={value}" for key, value in zip(options[::2], options[1::2], strict=True)]
     job = job_of(None, [*sets, *(["model.size=tiny"] if small else [])])
     net = net_of(job, SPEC)

@@ -10,7 +10,17 @@ import pytest
 
 from benchmarks.convergence.equal_time import CONTENDERS, periods
 from benchmarks.convergence.measure import measure
-from benchmarks.convergence.methods import BASE, CANDIDATE, CANDIDATES, METHODS, OPTIMISTIC, PLAIN, PROFILES, RANKS
+from benchmarks.convergence.methods import (
+    BASE,
+    CANDIDATE,
+    CANDIDATES,
+    EVERY,
+    METHODS,
+    OPTIMISTIC,
+    OTHERS,
+    PLAIN,
+    PROFILES,
+)
 from benchmarks.convergence.pages import missed, plots, tables
 from benchmarks.convergence.plan import (
     CHECKED,
@@ -46,7 +56,7 @@ def loss_of(run: Run) -> float:
     settings = run.settings
     far = math.log2(settings.rate / BEST.rate) ** 2 + (settings.beta - BEST.beta) ** 2
     far += math.log10(settings.decay / BEST.decay) ** 2
-    return 1 + far / 10 + METHODS[run.method].delay / 10 + (1 - run.updates / 100) / 2 + run.seed / 100
+    return 1 + far / 10 + EVERY[run.method].delay / 10 + (1 - run.updates / 100) / 2 + run.seed / 100
 
 
 def complete() -> dict[Run, float | None]:
@@ -64,7 +74,7 @@ def results_of(found: dict[Run, float | None], **changes: Any) -> dict[str, Any]
     known = {
         "form": "whole",
         "studies": {"text": {"updates": 100}},
-        "delays": {name: method.delay for name, method in METHODS.items()},
+        "delays": {name: method.delay for name, method in EVERY.items()},
         "periods": periods(),
         "complete": True,
         "runs": runs,
@@ -75,7 +85,7 @@ def results_of(found: dict[Run, float | None], **changes: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize(
-    ("method", "correction"), [*((method, PLAIN) for method in METHODS), *((CANDIDATE, made) for made in CANDIDATES)]
+    ("method", "correction"), [*((method, PLAIN) for method in EVERY), *((CANDIDATE, made) for made in CANDIDATES)]
 )
 def test_every_run_is_a_job(name: str, method: str, correction: str, tmp_path: Path) -> None:
     study = STUDIES[name]
@@ -84,9 +94,10 @@ def test_every_run_is_a_job(name: str, method: str, correction: str, tmp_path: P
         (tmp_path / file).write_text("text")
     job = job_of(None, run_named(method, study=name, correction=correction).sets(study, tmp_path))
     assert (job.train.optimizer == "nadamw") == correction.startswith("nadamw")
-    assert (job.schedule.predict == "exact") == ("predicted" in correction or method == "xpipe")
+    exact = "predicted" in correction or method in ("xpipe", "xpipe, p = 2", "xpipe, p = 8")
+    assert (job.schedule.predict == "exact") == exact
     schedule = schedule_of(job)
-    assert (schedule.stages, job.train.batch) == (RANKS, study.batch)
+    assert (schedule.stages, job.train.batch) == (EVERY[method].ranks, study.batch)
     assert job.train.batch % schedule.microbatches == 0
     assert sum(job.schedule.layers) == study.layers
     assert len(job.schedule.layers) == schedule.chunks
@@ -132,22 +143,23 @@ def test_plan_has_every_method_on_every_seed_with_its_settings() -> None:
         if (run.settings, run.updates) == (BEST, 100) and run.seed in SEEDS
     }
     assert whole == {
-        (name, correction, seed) for name, method in METHODS.items() for correction in method.corrections
-        for seed in SEEDS
-    }  # fmt: skip
+        *((name, made, seed) for name, method in METHODS.items() for made in method.corrections for seed in SEEDS),
+        *((name, PLAIN, seed) for name in OTHERS for seed in SEEDS[:2]),
+    }
     shorter = {run.updates for run in found if run.method == BASE and run.seed == 0}
     assert shorter == {100, *(round(100 * share) for share in LENGTHS)}
     checked = {(run.method, run.correction) for run in found if run.seed == TUNING_SEED}
     assert set(CHECKED) <= checked
 
 
-def test_candidates_are_tried_at_the_rates_around_their_best() -> None:
-    """With the other settings of their profile, in one study, before the last seeds."""
+def test_candidates_are_tried_around_their_best_rate_and_momentum() -> None:
+    """In one study, before the last seeds."""
     found = complete()
-    for name, candidate in CANDIDATES.items():
+    for name in CANDIDATES:
         tried = {run.settings for run in found if run.correction == name}
-        best = replace(BEST, beta=candidate.beta or BEST.beta)
-        assert tried == {replace(best, rate=rate) for rate in (0.1, 0.2, 0.4)}
+        begin = Settings(rate=STUDY.rate)
+        rates = {replace(begin, rate=rate) for rate in (0.05, 0.1, 0.2, 0.4)}
+        assert tried == rates | {replace(begin, rate=0.2, beta=beta) for beta in (0.8, 0.9, 0.95, 0.975)}
     runs = list(found)
     last_candidate = max(place for place, run in enumerate(runs) if run.correction in CANDIDATES)
     assert last_candidate < min(place for place, run in enumerate(runs) if run.seed == SEEDS[3])
@@ -156,6 +168,17 @@ def test_candidates_are_tried_at_the_rates_around_their_best() -> None:
     }
     known = {replace(run, study="python"): loss for run, loss in found.items() if run.correction not in CANDIDATES}
     assert next_runs({"python": STUDY}, known) == []
+
+
+def test_a_study_may_have_few_methods_and_seeds() -> None:
+    """Only their settings are searched."""
+    study = replace(STUDY, methods=("1f1b", "weave, m = 4p"), seeds=2)
+    found: dict[Run, float | None] = {}
+    while runs := next_runs({"larger": study}, found):
+        found |= {run: loss_of(run) for run in runs}
+    last = {(run.method, run.correction, run.seed) for run in found if run.seed != TUNING_SEED}
+    assert last == {(name, made, seed) for name in study.methods for made in (PLAIN, OPTIMISTIC) for seed in (0, 1)}
+    assert {run.method for run in found if run.seed == TUNING_SEED} == {"1f1b", PROFILES["1/4 late"]}
 
 
 def test_a_diverged_run_is_no_optimum_and_nothing_runs_twice() -> None:
@@ -226,7 +249,7 @@ def test_tables_plots_and_targets() -> None:
     assert missed(results | {"complete": False})[0].startswith("the plan is not complete")
 
 
-def test_candidates_are_compared_at_their_best_rates() -> None:
+def test_candidates_are_compared_at_their_best() -> None:
     found = complete()
     for run in found:
         if run.correction in ("gapaware", OPTIMISTIC):
@@ -234,9 +257,9 @@ def test_candidates_are_compared_at_their_best_rates() -> None:
         if run.correction == "predicted":
             found[run] = None
     rows = {row.split(" | ")[0].strip("| "): row for row in tables(results_of(found))["candidates"].splitlines()}
-    assert rows["gapaware"].endswith("| Barkai et al. 2020 | 0.2 | 2.550 | +0.250 | +0.750 |")
-    assert rows["predicted"].endswith("| 0.2 | diverged | – | – |")
-    assert rows["nadamw"].endswith("| +0.000 | +0.500 |")
+    assert rows["gapaware"].endswith("| +0.350 | +0.850 |")
+    assert rows["predicted"].endswith("| diverged | – | – |")
+    assert rows["nadamw"].endswith("| 0.2, 0.95 | 2.400 | +0.100 | +0.600 |")
 
 
 def test_recorded_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
