@@ -104,7 +104,12 @@ BENCHMARKS = {
         ),
         Benchmark(name="paper-scale", about="the papers' models and devices, simulated", takes="2 minutes"),
         Benchmark(
-            name="convergence", about="what staleness and prediction do to accuracy, on real data", takes="an hour"
+            name="convergence", about="what late weights do to accuracy, and what corrects it", takes="25 core-hours"
+        ),
+        Benchmark(
+            name="wall-clock",
+            about="what a language model learns in 20 minutes on two real ranks, by schedule",
+            takes="three hours",
         ),
         Benchmark(
             name="prediction", about="what weight prediction does to learning, and what it costs", takes="30 minutes"

@@ -68,7 +68,11 @@ class ScheduleChoice:
     )
     bias: str = option("adam", "bias correction of predicted Adam steps", allowed=("adam", "printed"))
     extrapolation: str = option("linear", "how weights are predicted", allowed=("linear", "decayed"))
-    cure: str = option("none", "cure for stale weights", allowed=("none", "optimistic", "pipemare", "gapaware"))
+    cure: str = option(
+        "optimistic",
+        "correction of updates for stale weights; optimistic helps synchronous training, too",
+        allowed=("none", "optimistic", "pipemare", "gapaware"),
+    )
     c: float = option(1.0, "optimistic: weight of what is new in an update; 0: the mean delay of the chunk", least=0)
     cured: str = option("all", "optimistic: all chunks, or late ones: those with a delay", allowed=("all", "late"))
     anneal: int = option(1000, "pipemare: updates until all chunks have the full learning rate", least=1)
@@ -99,7 +103,7 @@ class Training:
     decay: str = option("cosine", "how the learning rate falls after that", allowed=("constant", "linear", "cosine"))
     floor: float = option(0.05, "final learning rate, as a share of lr", least=0, most=1)
     momentum: float = option(0.9, "sgd, rmsprop, muon: momentum", least=0)
-    betas: list[float] = option([0.7, 0.95], "Adam family, muon: betas; late gradients need less momentum than 0.9")
+    betas: list[float] = option([0.8, 0.95], "Adam family, muon: betas; late gradients need less momentum than 0.9")
     weight_decay: float = option(0.01, "decoupled in adamw, nadamw and muon", least=0)
     clip_norm: float = option(0.0, "maximum norm of a mini-batch's gradients; 0: no limit", least=0)
     norm: str = option(
