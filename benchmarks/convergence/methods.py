@@ -83,14 +83,17 @@ def _delay(settings: tuple[str, ...]) -> float:
 def _sizes(name: str, *options: str, plain_only: bool = False) -> Iterator[tuple[str, Method]]:
     """A method whose delays depend on the number of micro-batches."""
     corrections = (PLAIN,) if plain_only else tuple(CORRECTIONS)
-    for turns in (2, 4, 8):
-        yield f"{name}, m = {turns}p", Method(options=options, turns=turns, profile=FEW, corrections=corrections)
+    for turns, profile in ((2, FEW), (4, FEWER), (8, FEWER)):
+        yield f"{name}, m = {turns}p", Method(options=options, turns=turns, profile=profile, corrections=corrections)
 
 
-SYNCHRONOUS, FEW, HALF, ALL, PREDICTED = "none late", "1/4 late", "1/2 late", "all late", "all late, predicted"
+SYNCHRONOUS, FEWER, FEW, HALF, ALL = "none late", "1/8 late", "1/4 late", "1/2 late", "all late"
+PREDICTED = "all late, predicted"
 METHODS = {
     "1f1b": Method(options=("name=1f1b",), profile=SYNCHRONOUS),
     **dict(_sizes("wpipe fresh", "name=wpipe", "fresh=true")),
+    # its delays depend on m/p alone, so one rank will do where micro-batches are many
+    "wpipe fresh, m = 8p": Method(options=("name=wpipe", "fresh=true"), ranks=1, turns=8, profile=FEWER),
     **dict(_sizes("weave", "name=weave")),
     **dict(_sizes("paci", "name=paci", plain_only=True)),
     "wpipe": Method(options=("name=wpipe", "fresh=false"), profile=HALF),
@@ -108,4 +111,12 @@ OTHERS = {  # in one study only
 EVERY = METHODS | OTHERS
 CANDIDATE = "wpipe"  # half of the model is one update late
 BASE = "1f1b"  # what all others are compared with
-PROFILES = {SYNCHRONOUS: BASE, FEW: "wpipe fresh, m = 2p", HALF: "wpipe", ALL: "2bw", PREDICTED: "xpipe"}
+PROFILES = {
+    SYNCHRONOUS: BASE,
+    FEW: "wpipe fresh, m = 2p",
+    HALF: "wpipe",
+    ALL: "2bw",
+    PREDICTED: "xpipe",
+    FEWER: "wpipe fresh, m = 4p",
+}
+SLOW = ("weave, m = 8p", "paci, m = 8p")  # small micro-batches in many chunks: they run when the others have

@@ -24,6 +24,7 @@ from benchmarks.convergence.methods import (
     OTHERS,
     PLAIN,
     PROFILES,
+    SLOW,
     Method,
 )
 from benchmarks.convergence.studies import Study, even_cut
@@ -126,15 +127,16 @@ def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[S
         chosen = settings[EVERY[method].profile, correction]
         return Run(study=name, method=method, correction=correction, settings=chosen, updates=updates, seed=seed)
 
-    def headline(seeds: Sequence[int]) -> list[Run]:
-        return [run(method, made, seed) for seed in seeds for method in methods for made in methods[method].corrections]
+    def headline(seeds: Sequence[int], *, slow: bool) -> list[Run]:
+        chosen = [(method, made) for method in methods for made in methods[method].corrections]
+        return [run(*place, seed) for seed in seeds for place in chosen if (place[0] in SLOW) == slow]
 
     if quick:
-        yield headline(SEEDS[:1])
+        yield headline(SEEDS[:1], slow=False) + headline(SEEDS[:1], slow=True)
         return
     for seed in SEEDS[: min(3, study.seeds)]:
-        yield headline([seed])
-    if not study.methods:
+        yield headline([seed], slow=False)
+    if not study.methods:  # all methods
         yield [
             run(BASE, made, seed, round(share * study.updates))
             for seed in SEEDS[:3]
@@ -148,7 +150,8 @@ def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[S
             while wanted := [run for place in tried for run in _search(name, study, place, axis, found)]:
                 yield wanted
         yield [run(method, PLAIN, seed) for seed in SEEDS[:2] for method in OTHERS]
-    yield headline(SEEDS[3 : study.seeds])
+    yield headline(SEEDS[3 : study.seeds], slow=False)
+    yield headline(SEEDS[: study.seeds], slow=True)
 
 
 def methods_of(study: Study) -> dict[str, Method]:

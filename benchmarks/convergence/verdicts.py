@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.convergence.methods import BASE, EVERY
-from benchmarks.convergence.plan import SEEDS
+from benchmarks.convergence.plan import SEEDS, Settings, best_settings, run_of
+from benchmarks.convergence.studies import QUICK, STUDIES
 from benchmarks.harness import Results
 
 # Of Student's t: 95 % are below, by degrees of freedom.
@@ -58,16 +59,27 @@ class Cell:
 def cells(results: Results) -> Iterator[Cell]:
     """All cells that have results, study by study, in the order of the methods."""
     for name, study in results["studies"].items():
-        runs = [run for run in results["runs"] if run["study"] == name and run["seed"] in SEEDS]
+        current = settings_of(results, name)
         by_place: dict[tuple[str, str], dict[int, Any]] = {}
-        for run in runs:
-            if run["updates"] == study["updates"]:
+        for run in results["runs"]:
+            place = (EVERY[run["method"]].profile, run["correction"])
+            if (run["study"], run["updates"]) != (name, study["updates"]) or run["seed"] not in SEEDS:
+                continue
+            if Settings(**run["settings"]) == current.get(place):  # a search that goes on may change them
                 by_place.setdefault((run["method"], run["correction"]), {})[run["seed"]] = run
         for method in EVERY:
             for (found, correction), by_seed in by_place.items():
                 if found == method:
                     base = by_place.get((BASE, correction), {})
                     yield _cell(results, name, method, correction, by_seed, base)
+
+
+def settings_of(results: Results, name: str) -> dict[tuple[str, str], Settings]:
+    """The best settings so far, by profile and correction."""
+    found = {run_of(entry): entry["loss"] for entry in results["runs"] if entry["study"] == name}
+    study = (STUDIES if results["form"] == "whole" else QUICK)[name]
+    places = {(method.profile, correction) for method in EVERY.values() for correction in method.corrections}
+    return {place: best_settings(name, study, *place, found) for place in places}
 
 
 def _cell(

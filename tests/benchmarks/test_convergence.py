@@ -178,7 +178,7 @@ def test_a_study_may_have_few_methods_and_seeds() -> None:
         found |= {run: loss_of(run) for run in runs}
     last = {(run.method, run.correction, run.seed) for run in found if run.seed != TUNING_SEED}
     assert last == {(name, made, seed) for name in study.methods for made in (PLAIN, OPTIMISTIC) for seed in (0, 1)}
-    assert {run.method for run in found if run.seed == TUNING_SEED} == {"1f1b", PROFILES["1/4 late"]}
+    assert {run.method for run in found if run.seed == TUNING_SEED} == {"1f1b", PROFILES["1/8 late"]}
 
 
 def test_a_diverged_run_is_no_optimum_and_nothing_runs_twice() -> None:
