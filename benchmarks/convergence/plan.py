@@ -32,6 +32,12 @@ from benchmarks.convergence.studies import Study, even_cut
 TUNING_SEED = 100
 SEEDS = (0, 1, 2, 3, 4)
 LENGTHS = (0.55, 0.7, 0.8, 0.9)  # of synchronous training, in shares of the updates of a study
+FIRST = (  # what the targets are about
+    *((BASE, made) for made in CORRECTIONS),
+    *(("wpipe fresh, m = 4p", made) for made in CORRECTIONS),
+    *((f"{name}, m = 2p", OPTIMISTIC) for name in ("wpipe fresh", "weave")),
+    ("weave, m = 4p", OPTIMISTIC),
+)
 CHECKED = (("weave, m = 2p", PLAIN), ("wpipe fresh, m = 4p", OPTIMISTIC), ("paci, m = 2p", PLAIN))
 TRIED_IN = "text"  # the study that candidates are tried in
 
@@ -134,7 +140,9 @@ def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[S
     if quick:
         yield headline(SEEDS[:1], slow=False) + headline(SEEDS[:1], slow=True)
         return
-    for seed in SEEDS[: min(3, study.seeds)]:
+    seeds = SEEDS[: min(3, study.seeds)]
+    yield [run(*place, seed) for seed in seeds for place in FIRST if place[0] in methods]
+    for seed in seeds:
         yield headline([seed], slow=False)
     if not study.methods:  # all methods
         yield [
