@@ -94,11 +94,11 @@ METHODS = {
     **dict(_sizes("wpipe fresh", "name=wpipe", "fresh=true")),
     # its delays depend on m/p alone, so one rank will do where micro-batches are many
     "wpipe fresh, m = 8p": Method(options=("name=wpipe", "fresh=true"), ranks=1, turns=8, profile=FEWER),
-    **dict(_sizes("weave", "name=weave")),
-    **dict(_sizes("paci", "name=paci", plain_only=True)),
     "wpipe": Method(options=("name=wpipe", "fresh=false"), profile=HALF),
     "2bw": Method(options=("name=2bw",), profile=ALL),
     "xpipe": Method(options=("name=xpipe", "predict=exact"), profile=PREDICTED, corrections=(PLAIN,)),
+    **dict(_sizes("weave", "name=weave")),
+    **dict(_sizes("paci", "name=paci", plain_only=True)),
 }
 OTHERS = {  # in one study only
     "pipedream, m = p": Method(options=("name=pipedream",), turns=1, profile=FEW),

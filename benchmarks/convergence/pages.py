@@ -163,22 +163,19 @@ def _checks(results: Results) -> str:
     found = _found(results)
     for name in results["studies"]:
         for method, correction in CHECKED:
+            best = best_settings(name, _study_of(results, name), METHODS[method].profile, correction, found)
             places = {
-                run.settings.rate: loss for run, loss in found.items() if _is_check(run, name, method, correction)
+                run.settings.rate: loss
+                for run, loss in found.items()
+                if (run.study, run.method, run.correction, run.seed) == (name, method, correction, TUNING_SEED)
             }
             if places:
-                best = best_settings(name, _study_of(results, name), METHODS[method].profile, correction, found)
                 shown = [
                     f"{rate:g}: {'diverged' if loss is None else f'{loss:.3f}'}"
                     for rate, loss in sorted(places.items())
                 ]
                 rows.append((name, f"`{method}`", correction, f"{best.rate:g}", "; ".join(shown)))
     return table(("study", "method", "correction", "rate of the profile", "rate: loss"), rows, left=5)
-
-
-def _is_check(run: object, name: str, method: str, correction: str) -> bool:
-    place = (run.study, run.method, run.correction, run.seed)  # type: ignore[attr-defined]
-    return place == (name, method, correction, TUNING_SEED)
 
 
 def _candidates(results: Results) -> str:
