@@ -55,6 +55,24 @@ def test_the_throughput_is_the_measured_one() -> None:
         assert words in TEXT
 
 
+def test_the_throughput_of_many_stages_is_the_measured_one() -> None:
+    """Over the 1F1B of torch, and over its best schedule; on eight ranks with even stages."""
+    found = {row[0]: (number(row[5]), number(row[6])) for row in rows("many_stages", "torch")}
+    alone, best = found["weft wpipe"]
+    assert f"`wpipe` has {alone:.2f} x the throughput of the 1F1B" in TEXT
+    assert f"and {best:.2f} x that of its best schedule" in TEXT
+    assert "(`2bw`: {:.2f}, {:.2f})".format(*found["weft 2bw"]) in TEXT
+
+
+def test_the_accuracy_is_the_measured_one() -> None:
+    gaps = {(row[0], row[1]): float(row[6]) for row in rows("convergence", "text") if row[6] != "–"}
+    newest = [gap for (method, made), gap in gaps.items() if made == "optimistic" and method[1:6] in ("wpipe", "weave")]
+    published = gaps.get(("`wpipe`", "optimistic"))
+    assert len(newest) - (published is not None) >= 4
+    assert all(abs(gap) <= 0.01 for gap in newest if gap != published)
+    assert "within 0.01 nats of synchronous training" in TEXT
+
+
 def test_the_slowdown_is_the_measured_one() -> None:
     slowdowns = [(row[0], number(row[7])) for row in rows("slow_link", "slowdown")]  # at 100 Mbit/s
     weft = [slowdown for name, slowdown in slowdowns if name.startswith("weft ")]
