@@ -70,6 +70,10 @@ def test_the_accuracy_is_the_measured_one() -> None:
     published = gaps.get(("`wpipe`", "optimistic"))
     assert len(newest) - (published is not None) >= 4
     assert all(abs(gap) <= 0.01 for gap in newest if gap != published)
+    assert (
+        "`wpipe` is {:.2f} behind, `2bw` {:.2f},".format(*(gaps[f"`{name}`", "plain"] for name in ("wpipe", "2bw")))
+        in TEXT
+    )
     assert "within 0.01 nats of synchronous training" in TEXT
 
 
