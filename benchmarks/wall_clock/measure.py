@@ -6,28 +6,12 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness import START_TIMEOUT, ResumeCache
+from benchmarks.wall_clock.jobs import SETTINGS, sets_of
 from benchmarks.wall_clock.ranks import run
 from weft import launch
 
 SECONDS, TIMED = 1200.0, 100  # of a run; updates that measure the pace
 SEEDS = (0, 1)
-MODEL = (
-    *("model.name=gpt", "model.layers=8", "model.width=256", "data.name=python", "data.context=64"),
-    *("schedule.ranks=2", "schedule.microbatches=4", "evaluate.samples=3840", "evaluate.batch=96", "train.batch=32"),
-)
-TINY = ("model.layers=3", "model.width=32", "model.heads=2", "data.context=16", "evaluate.samples=96")
-OPTIMIZER = (
-    *("train.optimizer=adamw", "train.weight_decay=0.1", "train.warmup=100"),
-    "schedule.cure=optimistic",  # helps synchronous training, too
-)
-BEST = ("train.lr=0.003", "train.betas=[0.8, 0.999]")  # of convergence for all four, at half the rate
-SETTINGS = {
-    "1f1b": ("schedule.name=1f1b", *BEST),
-    "zb-h1": ("schedule.name=zb-h1", *BEST),
-    "wpipe fresh": ("schedule.name=wpipe", "schedule.fresh=true", *BEST),
-    "weave": ("schedule.name=weave", *BEST),
-}
-OPPONENTS = ("1f1b", "zb-h1")
 
 
 def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
@@ -40,11 +24,6 @@ def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
             found = cache(f"{name}, seed {seed}", partial(_train, sets, seconds, timed))
             runs.append({"schedule": name, "seed": seed, **found})
     return {"asked": seconds, "runs": runs}
-
-
-def sets_of(name: str, seed: int, *, quick: bool) -> list[str]:
-    """The settings of a job."""
-    return [*MODEL, *(TINY if quick else ()), *OPTIMIZER, *SETTINGS[name], f"train.seed={seed}"]
 
 
 def _train(sets: list[str], seconds: float, timed: int) -> dict[str, Any]:

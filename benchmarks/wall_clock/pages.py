@@ -6,7 +6,7 @@ import statistics
 
 from benchmarks.harness import Results
 from benchmarks.rendering import table
-from benchmarks.wall_clock.measure import OPPONENTS, SETTINGS
+from benchmarks.wall_clock.jobs import OPPONENTS, SETTINGS
 
 FASTER = ("wpipe fresh", "weave")  # which are to learn more in the same time
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import ResumeCache
-from benchmarks.wall_clock.measure import SEEDS, SETTINGS, measure, sets_of
+from benchmarks.wall_clock.jobs import SETTINGS, sets_of
+from benchmarks.wall_clock.measure import SEEDS, measure
 from benchmarks.wall_clock.pages import gap, missed, tables
 from weft.train.job import job_of, schedule_of
 
