@@ -10,11 +10,13 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from weft.schedule import Schedule, lower, mean_delay
 from weft.train.job import job_of, schedule_of
 
 RANKS = 4
+TURNS_OF_BATCH_NORMS = 2  # all methods have micro-batches of one size
 PLAIN, OPTIMISTIC = "plain", "optimistic"
 
 
@@ -45,23 +47,29 @@ CANDIDATES = {  # tried for one method, `CANDIDATE`
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A schedule with some turns of `ranks` micro-batches; None if it learns the same with any number of them."""
+    """A schedule with some turns of `ranks` micro-batches; None if it learns the same with any number of them.
+
+    `by_turns`: on one rank, with `turns` micro-batches, the same samples read the same versions. So it is trained like
+    that, which takes less time, unless batch norms tell large micro-batches from small ones.
+    """
 
     options: tuple[str, ...]  # keys of `schedule` in a job
     ranks: int = RANKS
     turns: int | None = None
+    by_turns: bool = False
     profile: str
     corrections: tuple[str, ...] = tuple(CORRECTIONS)
 
-    def settings(self, turns: int = 1) -> tuple[str, ...]:
-        """Those of its job, with `turns` x `ranks` micro-batches if it learns the same with any number."""
-        sizes = (f"ranks={self.ranks}", f"microbatches={(self.turns or turns) * self.ranks}")
+    def settings(self, *, batch_norm: bool = False) -> tuple[str, ...]:
+        """Those of its job; with batch norms, the others have `TURNS_OF_BATCH_NORMS`."""
+        ranks = 1 if self.by_turns and not batch_norm else self.ranks
+        turns = self.turns or (TURNS_OF_BATCH_NORMS if batch_norm else 1)
+        sizes = (f"ranks={ranks}", f"microbatches={turns * ranks}")
         return tuple(f"schedule.{option}" for option in (*self.options, *sizes))
 
-    @property
-    def chunks(self) -> int:
+    def chunks(self, *, batch_norm: bool = False) -> int:
         """How many parts the model is cut into."""
-        return _schedule(self.settings()).chunks
+        return _schedule(self.settings(batch_norm=batch_norm)).chunks
 
     @property
     def delay(self) -> float:
@@ -80,25 +88,22 @@ def _delay(settings: tuple[str, ...]) -> float:
     return statistics.mean(mean_delay(program, chunk) for chunk in range(schedule.chunks))
 
 
-def _sizes(name: str, *options: str, plain_only: bool = False) -> Iterator[tuple[str, Method]]:
+def _sizes(name: str, *options: str, **fields: Any) -> Iterator[tuple[str, Method]]:
     """A method whose delays depend on the number of micro-batches."""
-    corrections = (PLAIN,) if plain_only else tuple(CORRECTIONS)
     for turns, profile in ((2, FEW), (4, FEWER), (8, FEWER)):
-        yield f"{name}, m = {turns}p", Method(options=options, turns=turns, profile=profile, corrections=corrections)
+        yield f"{name}, m = {turns}p", Method(options=options, turns=turns, profile=profile, **fields)
 
 
 SYNCHRONOUS, FEWER, FEW, HALF, ALL = "none late", "1/8 late", "1/4 late", "1/2 late", "all late"
 PREDICTED = "all late, predicted"
 METHODS = {
-    "1f1b": Method(options=("name=1f1b",), profile=SYNCHRONOUS),
-    **dict(_sizes("wpipe fresh", "name=wpipe", "fresh=true")),
-    # its delays depend on m/p alone, so one rank will do where micro-batches are many
-    "wpipe fresh, m = 8p": Method(options=("name=wpipe", "fresh=true"), ranks=1, turns=8, profile=FEWER),
-    "wpipe": Method(options=("name=wpipe", "fresh=false"), profile=HALF),
-    "2bw": Method(options=("name=2bw",), profile=ALL),
+    "1f1b": Method(options=("name=1f1b",), by_turns=True, profile=SYNCHRONOUS),
+    **dict(_sizes("wpipe fresh", "name=wpipe", "fresh=true", by_turns=True)),
+    "wpipe": Method(options=("name=wpipe", "fresh=false"), by_turns=True, profile=HALF),
+    "2bw": Method(options=("name=2bw",), by_turns=True, profile=ALL),
     "xpipe": Method(options=("name=xpipe", "predict=exact"), profile=PREDICTED, corrections=(PLAIN,)),
     **dict(_sizes("weave", "name=weave")),
-    **dict(_sizes("paci", "name=paci", plain_only=True)),
+    **dict(_sizes("paci", "name=paci", corrections=(PLAIN,))),
 }
 OTHERS = {  # in one study only
     "pipedream, m = p": Method(options=("name=pipedream",), turns=1, profile=FEW),

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from benchmarks.convergence.equal_time import CONTENDERS, OPPONENTS
 from benchmarks.convergence.methods import BASE, CANDIDATE, CANDIDATES, METHODS, OPTIMISTIC, PLAIN, PROFILES
 from benchmarks.convergence.plan import (
+    AXES,
     CHECKED,
     TRIED_IN,
     TUNING_SEED,
     Found,
     Settings,
     best_settings,
+    first_settings,
     run_of,
     tried_settings,
 )
@@ -93,24 +95,28 @@ def _settings(results: Results) -> str:
     for name in results["studies"]:
         for profile, method in PROFILES.items():
             for correction in METHODS[method].corrections:
-                if tried := tried_settings(name, profile, correction, found):
-                    best = best_settings(name, _study_of(results, name), profile, correction, found)
-                    axes = [_axis(tried, best, axis) for axis in ("rate", "beta", "decay")]
+                study = _study_of(results, name)
+                if study.searched and (tried := tried_settings(name, profile, correction, found)):
+                    best = best_settings(name, study, profile, correction, found)
+                    first = first_settings(study, profile, correction, found)
+                    axes = [_axis(tried, first, best, axis) for axis in AXES]
                     rows.append((name, profile, correction, *axes))
     head = ("study", "profile", "correction", "rate: loss", "β1: loss", "decay: loss")
     return f"{table(head, rows, left=6)}\n\n{results['environment']}."
 
 
-def _axis(tried: dict[Settings, float | None], best: Settings, axis: str) -> str:
-    """The losses at other values of one axis, where they were tried beside the best; it is bold."""
-    order = ("rate", "beta", "decay")
-    later = order[order.index(axis) + 1 :]  # searched after this one, so not at their best yet
-    same = [other for other in order if other != axis and other not in later]
+def _axis(tried: dict[Settings, float | None], first: Settings, best: Settings, axis: str) -> str:
+    """The losses at other values of one axis, where they were tried beside the best; it is bold.
+
+    The axes before it were at their best by then, and those after it still where the search began.
+    """
+    order = list(AXES)
+    place = order.index(axis)
     row = {
         getattr(settings, axis): loss
         for settings, loss in tried.items()
-        if all(getattr(settings, other) == getattr(best, other) for other in same)
-        and all(getattr(settings, other) == getattr(Settings(rate=1), other) for other in later)
+        if all(getattr(settings, other) == getattr(best, other) for other in order[:place])
+        and all(getattr(settings, other) == getattr(first, other) for other in order[place + 1 :])
     }
     shown = {value: "diverged" if loss is None else f"{loss:.3f}" for value, loss in sorted(row.items())}
     chosen = getattr(best, axis)

@@ -1,9 +1,8 @@
 """Which runs come next, given the results of those that have ended; nothing is planned twice.
 
-First the settings of each profile and correction are searched, one axis after the other: the best value of an axis has
-both neighbours tried. Then every method trains with them, seed by seed. Runs of fewer updates say what synchronous
-training reaches in the time of a method without a bubble; runs beside the settings of a profile, whether its methods
-share them. Further corrections are tried with one profile, at the rate that is best for each.
+The plan has parts, the most important first: the methods that the targets are about on all seeds, then other data sets,
+methods and questions. A part first searches the settings that it needs, for each profile and correction, one axis after
+the other: the best value of an axis has both neighbours tried.
 """
 
 from __future__ import annotations
@@ -25,21 +24,55 @@ from benchmarks.convergence.methods import (
     PLAIN,
     PROFILES,
     SLOW,
-    Method,
+    TURNS_OF_BATCH_NORMS,
 )
-from benchmarks.convergence.studies import Study, even_cut
+from benchmarks.convergence.studies import STUDIES, Study, even_cut
 
+Place = tuple[str, str]  # a method, or a profile, and a correction
 TUNING_SEED = 100
 SEEDS = (0, 1, 2, 3, 4)
 LENGTHS = (0.55, 0.7, 0.8, 0.9)  # of synchronous training, in shares of the updates of a study
-FIRST = (  # what the targets are about
+KEY: tuple[Place, ...] = (  # what the targets are about
     *((BASE, made) for made in CORRECTIONS),
     *(("wpipe fresh, m = 4p", made) for made in CORRECTIONS),
     *((f"{name}, m = 2p", OPTIMISTIC) for name in ("wpipe fresh", "weave")),
     ("weave, m = 4p", OPTIMISTIC),
 )
-CHECKED = (("weave, m = 2p", PLAIN), ("weave, m = 4p", OPTIMISTIC), ("paci, m = 2p", PLAIN))
+FEWEST: tuple[Place, ...] = tuple((method, OPTIMISTIC) for method in (BASE, "wpipe fresh, m = 4p", "2bw"))
 TRIED_IN = "text"  # the study that candidates are tried in
+CHECKED: tuple[Place, ...] = (("weave, m = 2p", PLAIN), ("weave, m = 4p", OPTIMISTIC), ("paci, m = 2p", PLAIN))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Runs of one study that are planned together."""
+
+    study: str
+    runs: str  # one of `_RUNS`
+    seeds: tuple[int, ...] = ()
+
+
+PARTS = (
+    Part(study="text", runs="search"),
+    Part(study="text", runs="key", seeds=SEEDS),
+    Part(study="qqp", runs="all", seeds=SEEDS[:3]),
+    Part(study="python", runs="key", seeds=SEEDS[:3]),
+    Part(study="text", runs="lengths", seeds=SEEDS[:3]),
+    Part(study="cifar10", runs="key", seeds=SEEDS[:3]),
+    Part(study="text", runs="all", seeds=SEEDS[:2]),
+    Part(study="cifar10", runs="all", seeds=SEEDS[:2]),
+    Part(study="larger", runs="fewest", seeds=SEEDS[:2]),
+    Part(study="larger-muon", runs="fewest", seeds=SEEDS[:2]),
+    Part(study=TRIED_IN, runs="candidates"),
+    Part(study="text", runs="checks"),
+    Part(study="python", runs="checks"),
+    Part(study="text", runs="others", seeds=SEEDS[:2]),
+    Part(study="python", runs="all", seeds=SEEDS[:2]),
+    *(Part(study=name, runs="key", seeds=SEEDS) for name in ("python", "qqp", "cifar10")),
+    Part(study="text", runs="all", seeds=SEEDS[:3]),
+    *(Part(study=name, runs="slow", seeds=SEEDS[:2]) for name in ("text", "qqp", "python")),
+)
+QUICK_PARTS = (Part(study="text", runs="all", seeds=SEEDS[:1]), Part(study="text", runs="slow", seeds=SEEDS[:1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +125,9 @@ class Run:
             f"train.updates={self.updates}",
             f"train.warmup={self.updates // 20}",
             f"train.seed={self.seed}",
-            *method.settings(study.turns),
+            *method.settings(batch_norm=study.batch_norm),
             *(CORRECTIONS | CANDIDATES)[self.correction].settings,
-            f"schedule.layers={even_cut(study.layers, method.chunks)}",
+            f"schedule.layers={even_cut(study.layers, method.chunks(batch_norm=study.batch_norm))}",
         ]
 
     def plain(self) -> dict[str, Any]:
@@ -113,74 +146,76 @@ Found = Mapping[Run, float | None]  # run -> its held-out loss; None if it diver
 
 def next_runs(studies: Mapping[str, Study], found: Found, *, quick: bool = False) -> list[Run]:
     """The next runs that do not depend on each other; empty when all studies are complete."""
-    for name, study in studies.items():
-        for stage in _stages(name, study, found, quick=quick):
-            if left := [run for run in dict.fromkeys(stage) if run not in found]:
-                return left
+    for part in QUICK_PARTS if quick else PARTS:
+        if part.study in studies:
+            for stage in _stages(part, studies[part.study], found, quick=quick):
+                if left := [run for run in dict.fromkeys(stage) if run not in found]:
+                    return left
     return []
 
 
-def _stages(name: str, study: Study, found: Found, *, quick: bool) -> Iterator[Sequence[Run]]:
-    """Each is needed for those after it, or is more important."""
-    methods = methods_of(study)
-    places = list(dict.fromkeys((known.profile, made) for known in methods.values() for made in known.corrections))
-    for axis in AXES:
-        while wanted := [run for place in places for run in _search(name, study, place, axis, found, quick=quick)]:
-            yield wanted
-    settings = {place: best_settings(name, study, *place, found) for place in places}
-
-    def run(method: str, correction: str, seed: int, updates: int = study.updates) -> Run:
-        chosen = settings[EVERY[method].profile, correction]
-        return Run(study=name, method=method, correction=correction, settings=chosen, updates=updates, seed=seed)
-
-    def headline(seeds: Sequence[int], *, slow: bool) -> list[Run]:
-        chosen = [(method, made) for method in methods for made in methods[method].corrections]
-        return [run(*place, seed) for seed in seeds for place in chosen if (place[0] in SLOW) == slow]
-
-    if quick:
-        yield headline(SEEDS[:1], slow=False) + headline(SEEDS[:1], slow=True)
+def _stages(part: Part, study: Study, found: Found, *, quick: bool) -> Iterator[Sequence[Run]]:
+    """Each is needed for those after it."""
+    if part.runs == "candidates":
+        places = [(METHODS[CANDIDATE].profile, candidate) for candidate in CANDIDATES]
+        yield from _searches(part.study, study, places, found, axes=("rate", "beta"))
         return
-    seeds = SEEDS[: min(3, study.seeds)]
-    yield [run(*place, seed) for seed in seeds[:2] for place in FIRST if place[0] in methods]
-    for seed in seeds:
-        yield headline([seed], slow=False)
-    if not study.methods:  # all methods
+    methods = methods_of(study)
+    chosen = [(name, made) for name in methods for made in METHODS[name].corrections]
+    places = {
+        "search": chosen,
+        "key": [place for place in KEY if place[0] in methods],
+        "fewest": list(FEWEST),
+        "all": [place for place in chosen if place[0] not in SLOW],
+        "slow": [place for place in chosen if place[0] in SLOW],
+        "lengths": [(BASE, made) for made in CORRECTIONS],
+        "checks": list(CHECKED),
+        "others": [(name, PLAIN) for name in OTHERS],
+    }[part.runs]
+    profiles = list(dict.fromkeys((EVERY[method].profile, made) for method, made in places))
+    yield from _searches(part.study, study, profiles, found, axes=study.searched, quick=quick)
+    settings = {place: best_settings(part.study, study, *place, found) for place in profiles}
+    shares = LENGTHS if part.runs == "lengths" else (1.0,)
+    if part.runs == "checks":
+        yield [run for place in places for run in _checks(part.study, study, *place, settings)]
+    for seed in part.seeds:
         yield [
-            run(BASE, made, seed, round(share * study.updates))
-            for seed in SEEDS[:3]
-            for made in CORRECTIONS
-            for share in LENGTHS
+            Run(
+                study=part.study,
+                method=method,
+                correction=made,
+                settings=settings[EVERY[method].profile, made],
+                updates=round(share * study.updates),
+                seed=seed,
+            )
+            for method, made in places
+            for share in shares
         ]
-        yield [check for place in CHECKED if place[0] in methods for check in _checks(name, study, *place, settings)]
-    if name == TRIED_IN:
-        for axis in ("rate", "beta"):
-            tried = [(METHODS[CANDIDATE].profile, candidate) for candidate in CANDIDATES]
-            while wanted := [run for place in tried for run in _search(name, study, place, axis, found)]:
-                yield wanted
-        yield [run(method, PLAIN, seed) for seed in SEEDS[:2] for method in OTHERS]
-    yield headline(SEEDS[3 : study.seeds], slow=False)
-    yield headline(SEEDS[: study.seeds], slow=True)
 
 
-def methods_of(study: Study) -> dict[str, Method]:
-    """Those of a study, but for `OTHERS`."""
-    if study.methods:
-        return {method: METHODS[method] for method in study.methods}
-    return {method: known for method, known in METHODS.items() if known.turns in (None, *study.sizes)}
+def methods_of(study: Study) -> list[str]:
+    """Those of a study, but for `OTHERS`; with batch norms only micro-batches of one size can be compared."""
+    known = (None, TURNS_OF_BATCH_NORMS)
+    return [name for name, method in METHODS.items() if not study.batch_norm or method.turns in known]
 
 
-def _checks(
-    name: str, study: Study, method: str, correction: str, settings: Mapping[tuple[str, str], Settings]
-) -> Iterator[Run]:
+def _checks(name: str, study: Study, method: str, correction: str, settings: Mapping[Place, Settings]) -> Iterator[Run]:
     """The settings of its profile, and the rates beside theirs."""
     chosen = settings[METHODS[method].profile, correction]
     for rate in (chosen.rate, *AXES["rate"](chosen.rate)):
         yield tuning_run(name, study, method, correction, replace(chosen, rate=rate))
 
 
-def _search(
-    name: str, study: Study, place: tuple[str, str], axis: str, found: Found, *, quick: bool = False
-) -> Iterator[Run]:
+def _searches(
+    name: str, study: Study, profiles: Sequence[Place], found: Found, *, axes: Sequence[str], quick: bool = False
+) -> Iterator[list[Run]]:
+    """One axis after the other, of all profiles."""
+    for axis in axes:
+        while wanted := [run for place in profiles for run in _search(name, study, place, axis, found, quick=quick)]:
+            yield wanted
+
+
+def _search(name: str, study: Study, place: Place, axis: str, found: Found, *, quick: bool = False) -> Iterator[Run]:
     """The runs that an axis still needs: its best value and the neighbours of that."""
     best = best_settings(name, study, *place, found, axis=axis)
     values = (getattr(best, axis), *(() if quick else AXES[axis](getattr(best, axis))))
@@ -205,7 +240,9 @@ def best_settings(
     name: str, study: Study, profile: str, correction: str, found: Found, *, axis: str | None = None
 ) -> Settings:
     """Those with the least held-out loss so far; given an axis, before the axes after it were searched."""
-    begin = Settings(rate=study.rate)
+    begin = first_settings(study, profile, correction, found)
+    if not study.searched:
+        return begin
     later = list(AXES)[list(AXES).index(axis) + 1 :] if axis else []
     ended = {
         settings: loss
@@ -213,6 +250,16 @@ def best_settings(
         if loss is not None and all(getattr(settings, other) == getattr(begin, other) for other in later)
     }
     return min(ended, key=lambda settings: ended[settings]) if ended else begin
+
+
+def first_settings(study: Study, profile: str, correction: str, found: Found) -> Settings:
+    """Where a search begins."""
+    if correction in CANDIDATES:
+        return Settings(rate=study.rate, beta=0.8)
+    if not study.like:
+        return Settings(rate=study.rate)
+    best = best_settings(study.like, STUDIES[study.like], profile, correction, found)
+    return replace(best, rate=study.rate) if study.searched else best
 
 
 def tried_settings(name: str, profile: str, correction: str, found: Found) -> dict[Settings, float | None]:

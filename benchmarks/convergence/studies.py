@@ -11,7 +11,7 @@ from benchmarks.harness import require_files
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A model on a data set; `files` are in the data folder."""
+    """A model on a data set; `files` are in the data folder. The plan says which methods train it, and how often."""
 
     title: str
     settings: tuple[str, ...]
@@ -21,12 +21,11 @@ class Study:
     tuning: int  # updates of the runs that search rate, momentum and decay
     batch: int
     rate: float  # where the search begins
+    like: str = ""  # the study whose best settings are those where the search begins, except for the rate
+    searched: tuple[str, ...] = ("rate", "beta", "decay")  # nothing: the settings are those of the other study
     metric: str = "accuracy"
-    sizes: tuple[int, ...] = (2, 4, 8)  # turns of the methods that learn differently with more micro-batches
-    turns: int = 1  # of the others; batch norms learn differently with all of them
+    batch_norm: bool = False
     optimizer: str = "adamw"
-    methods: tuple[str, ...] = ()  # none: all of `METHODS`
-    seeds: int = 5
 
     def sets(self, folder: Path) -> list[str]:
         """The settings of its job."""
@@ -41,7 +40,6 @@ class Study:
 
 
 LARGER = ("model.name=gpt", "model.layers=8", "model.width=256", "data.context=64", "data.name=text")
-KEY = ("1f1b", "wpipe fresh, m = 4p", "weave, m = 4p")
 GPT = ("model.name=gpt", "model.layers=4", "model.width=128", "data.context=64")
 STUDIES = {
     "text": Study(
@@ -62,6 +60,8 @@ STUDIES = {
         tuning=500,
         batch=32,
         rate=3e-3,
+        like="text",
+        searched=(),
     ),
     "qqp": Study(
         title="question pairs, BERT of 3 blocks x 64, 32 tokens",
@@ -79,6 +79,7 @@ STUDIES = {
         tuning=300,
         batch=32,
         rate=1e-3,
+        like="text",
     ),
     "cifar10": Study(
         title="CIFAR-10, ResNeXt of 8 blocks, 8 channels after the stem",
@@ -92,8 +93,8 @@ STUDIES = {
         tuning=300,
         batch=64,
         rate=4e-3,
-        sizes=(2,),
-        turns=2,
+        like="text",
+        batch_norm=True,
     ),
     **{
         name: Study(
@@ -105,9 +106,9 @@ STUDIES = {
             tuning=300,
             batch=32,
             rate=rate,
+            like="text",
+            searched=("rate",),
             optimizer=optimizer,
-            methods=KEY,
-            seeds=2,
         )
         for name, title, optimizer, rate in (
             ("larger", "AdamW", "adamw", 1.5e-3),

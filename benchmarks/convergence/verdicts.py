@@ -76,7 +76,7 @@ def cells(results: Results) -> Iterator[Cell]:
 
 def settings_of(results: Results, name: str) -> dict[tuple[str, str], Settings]:
     """The best settings so far, by profile and correction."""
-    found = {run_of(entry): entry["loss"] for entry in results["runs"] if entry["study"] == name}
+    found = {run_of(entry): entry["loss"] for entry in results["runs"]}
     study = (STUDIES if results["form"] == "whole" else QUICK)[name]
     places = {(method.profile, correction) for method in EVERY.values() for correction in method.corrections}
     return {place: best_settings(name, study, *place, found) for place in places}
