@@ -55,20 +55,22 @@ class Part:
 PARTS = (
     Part(study="text", runs="search"),
     Part(study="text", runs="key", seeds=SEEDS),
+    Part(study="text", runs="all", seeds=SEEDS[:1]),
     Part(study="qqp", runs="all", seeds=SEEDS[:3]),
-    Part(study="python", runs="key", seeds=SEEDS[:3]),
-    Part(study="text", runs="lengths", seeds=SEEDS[:3]),
+    Part(study="text", runs="lengths", seeds=SEEDS[:2]),
     Part(study="cifar10", runs="key", seeds=SEEDS[:3]),
+    Part(study="python", runs="key", seeds=SEEDS[:3]),
+    Part(study="text", runs="checks"),
+    Part(study=TRIED_IN, runs="candidates"),
     Part(study="text", runs="all", seeds=SEEDS[:2]),
     Part(study="cifar10", runs="all", seeds=SEEDS[:2]),
+    *(Part(study=name, runs="key", seeds=SEEDS) for name in ("qqp", "python", "cifar10")),
     Part(study="larger", runs="fewest", seeds=SEEDS[:2]),
     Part(study="larger-muon", runs="fewest", seeds=SEEDS[:2]),
-    Part(study=TRIED_IN, runs="candidates"),
-    Part(study="text", runs="checks"),
-    Part(study="python", runs="checks"),
     Part(study="text", runs="others", seeds=SEEDS[:2]),
+    Part(study="text", runs="lengths", seeds=SEEDS[:3]),
+    Part(study="python", runs="checks"),
     Part(study="python", runs="all", seeds=SEEDS[:2]),
-    *(Part(study=name, runs="key", seeds=SEEDS) for name in ("python", "qqp", "cifar10")),
     Part(study="text", runs="all", seeds=SEEDS[:3]),
     *(Part(study=name, runs="slow", seeds=SEEDS[:2]) for name in ("text", "qqp", "python")),
 )
@@ -178,19 +180,19 @@ def _stages(part: Part, study: Study, found: Found, *, quick: bool) -> Iterator[
     shares = LENGTHS if part.runs == "lengths" else (1.0,)
     if part.runs == "checks":
         yield [run for place in places for run in _checks(part.study, study, *place, settings)]
-    for seed in part.seeds:
-        yield [
-            Run(
-                study=part.study,
-                method=method,
-                correction=made,
-                settings=settings[EVERY[method].profile, made],
-                updates=round(share * study.updates),
-                seed=seed,
-            )
-            for method, made in places
-            for share in shares
-        ]
+    yield [
+        Run(
+            study=part.study,
+            method=method,
+            correction=made,
+            settings=settings[EVERY[method].profile, made],
+            updates=round(share * study.updates),
+            seed=seed,
+        )
+        for seed in part.seeds
+        for method, made in places
+        for share in shares
+    ]
 
 
 def methods_of(study: Study) -> list[str]:
