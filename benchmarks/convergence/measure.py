@@ -6,12 +6,10 @@ is not repeated. To start over, delete `results.json`.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from benchmarks.convergence.equal_time import periods
@@ -29,7 +27,7 @@ def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
     for study in studies.values():
         study.sets(data_folder())  # raises if files are missing, before the first run
     until = time.time() + 3600 * _hours()
-    earlier = _recorded(cache.folder)
+    earlier = cache.recorded()
     results = {run_of(entry): entry for entry in [*earlier.get("runs", []), *cache.values()]}
     before = len(earlier.get("runs", []))
     complete = False
@@ -61,12 +59,3 @@ def _hours() -> float:
     if not hours > 0:
         raise WeftError(f"WEFT_HOURS is a number of hours above 0 (got {given!r}); leave it out for no limit")
     return hours
-
-
-def _recorded(folder: Path | None) -> dict[str, Any]:
-    """What earlier commands recorded in the folder of the results."""
-    path = None if folder is None else folder / "results.json"
-    if path is None or not path.is_file():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found if "parts" in found else {}

@@ -109,7 +109,7 @@ BENCHMARKS = {
         Benchmark(
             name="wall-clock",
             about="what a language model learns in 20 minutes on two real ranks, by schedule",
-            takes="three hours",
+            takes="90 minutes a seed",
         ),
         Benchmark(
             name="prediction", about="what weight prediction does to learning, and what it costs", takes="30 minutes"

@@ -45,10 +45,10 @@ class ResumeCache:
             self.add(part, make())
         return self._parts[part]
 
-    @property
-    def folder(self) -> Path | None:
-        """Where the results will be; None if nothing is written."""
-        return None if self._path is None else self._path.parent
+    def recorded(self) -> dict[str, Any]:
+        """The results of earlier commands, for a benchmark that adds to them; {} if there are none."""
+        path = None if self._path is None else self._path.with_name("results.json")
+        return {} if path is None or not path.is_file() else json.loads(path.read_text(encoding="utf-8"))
 
     def __contains__(self, part: str) -> bool:
         return part in self._parts

@@ -19,6 +19,7 @@ SETTINGS = {
     "weave": ("schedule.name=weave", *BEST),
 }
 OPPONENTS = ("1f1b", "zb-h1")
+SEEDS = (0, 1)
 
 
 def sets_of(name: str, seed: int, *, quick: bool) -> list[str]:

@@ -6,7 +6,7 @@ import statistics
 
 from benchmarks.harness import Results
 from benchmarks.rendering import table
-from benchmarks.wall_clock.jobs import OPPONENTS, SETTINGS
+from benchmarks.wall_clock.jobs import OPPONENTS, SEEDS, SETTINGS
 
 FASTER = ("wpipe fresh", "weave")  # which are to learn more in the same time
 
@@ -52,8 +52,9 @@ def _gap(values: list[float]) -> str:
 
 
 def missed(results: Results) -> list[str]:
-    """Where a synchronous schedule learned more in the same time."""
-    return [
+    """Seeds that have not run, and where a synchronous schedule learned more in the same time."""
+    left = [seed for seed in SEEDS if seed not in {run["seed"] for run in results["runs"]}]
+    return [f"seed {seed} has not run: repeat the command" for seed in left] + [
         f"{name} ends {_gap(values)} nats from {opponent} (seed by seed), at most 0"
         for name in FASTER
         for opponent in OPPONENTS

@@ -1,12 +1,14 @@
 """Wall clock: its jobs, its tables and targets, and its quick form on two real ranks."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.harness import ResumeCache
-from benchmarks.wall_clock.jobs import SETTINGS, sets_of
-from benchmarks.wall_clock.measure import SEEDS, measure
+from benchmarks.wall_clock.jobs import SEEDS, SETTINGS, sets_of
+from benchmarks.wall_clock.measure import measure
 from benchmarks.wall_clock.pages import gap, missed, tables
 from weft.train.job import job_of, schedule_of
 
@@ -41,6 +43,28 @@ def test_gaps_are_of_the_same_seed() -> None:
         "weave ends +0.200 +0.100 nats from zb-h1 (seed by seed), at most 0",
     ]
     assert missed(results()) == []
+
+
+def test_each_command_adds_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until all have run; after that nothing is trained."""
+    trained: list[str] = []
+
+    def train(sets: list[str], seconds: float, timed: int) -> dict[str, Any]:
+        trained.append(sets[-1])
+        return {"updates": 100, "seconds": seconds, "bubble": 0.1, "loss": 2.0, "accuracy": 0.5}
+
+    monkeypatch.setattr("benchmarks.wall_clock.measure._train", train)
+    recorded = {}
+    for seed in (*SEEDS, None):
+        trained.clear()
+        recorded = measure(quick=False, cache=ResumeCache(tmp_path / "partial.jsonl"))
+        (tmp_path / "results.json").write_text(json.dumps(recorded))
+        (tmp_path / "partial.jsonl").unlink(missing_ok=True)
+        assert trained == ([] if seed is None else [f"train.seed={seed}"] * len(SETTINGS))
+        assert missed(recorded) == (["seed 1 has not run: repeat the command"] if seed == 0 else [])
+    assert {(run["schedule"], run["seed"]) for run in recorded["runs"]} == {
+        (name, seed) for name in SETTINGS for seed in SEEDS
+    }
 
 
 @pytest.mark.slow
