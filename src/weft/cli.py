@@ -118,10 +118,7 @@ def schedules(arguments: argparse.Namespace) -> None:
         )
         return
     print_methods()
-    about = f"{format_count(arguments.stages, 'stage')}, {format_count(arguments.microbatches, 'micro-batch')}"
-    print(f"\n{about}: micro-batches in flight on the fullest rank (in stages), mean delay in updates,")
-    print("and slack of messages: the time of a hop that is hidden, in forwards of a stage")
-    print_method_figures(figures)
+    print_method_figures(figures, **sizes)
 
 
 def draw(arguments: argparse.Namespace) -> None:

@@ -96,7 +96,10 @@ def print_methods() -> None:
     print(f"\n{SYMBOLS}")
 
 
-def print_method_figures(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def print_method_figures(figures: Mapping[str, Sequence[Mapping[str, Any]]], *, stages: int, microbatches: int) -> None:
+    about = f"{format_count(stages, 'stage')}, {format_count(microbatches, 'micro-batch')}"
+    print(f"\n{about}: micro-batches in flight on the fullest rank (in stages), mean delay in updates,")
+    print("and slack of messages: the time of a hop that is hidden, in forwards of a stage")
     rows = [_variant_row(name, variant) for name, variants in figures.items() for variant in variants]
     print_table(("schedule", "bubble", "in flight", "mean delay", "slack"), rows, limit=None)
     if any("problem" in variant for variants in figures.values() for variant in variants):
