@@ -17,7 +17,7 @@ import torch
 from benchmarks.convergence.corrections import CURES, OPTIMIZERS
 from benchmarks.convergence.plan import Run
 from benchmarks.convergence.studies import QUICK, STUDIES, Study
-from benchmarks.harness import data_folder
+from benchmarks.harness import data_folder, exit_with_parent
 from weft.errors import Diverged, RunError
 from weft.runtime.comm import Collectives
 from weft.train.job import job_of
@@ -35,7 +35,7 @@ def train_all(runs: Sequence[Run], *, quick: bool, until: float = math.inf) -> I
         return
     context = multiprocessing.get_context("spawn")
     left, cores = list(reversed(runs)), os.cpu_count() or 1
-    with ProcessPoolExecutor(cores, mp_context=context, initializer=use_one_thread) as pool:
+    with ProcessPoolExecutor(cores, mp_context=context, initializer=_enter_worker, initargs=(os.getpid(),)) as pool:
         started: dict[Future[dict[str, Any]], Run] = {}
         while True:
             while left and len(started) < cores and time.time() < until:
@@ -92,6 +92,11 @@ def _curve(losses: dict[int, float], updates: int) -> list[float | None]:
         for start in range(0, updates, size)
     ]
     return [round(sum(part) / len(part), 4) if part and all(map(math.isfinite, part)) else None for part in parts]
+
+
+def _enter_worker(parent: int) -> None:
+    exit_with_parent(parent)
+    use_one_thread()
 
 
 def use_one_thread() -> None:

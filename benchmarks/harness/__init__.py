@@ -5,7 +5,7 @@ A measurement asks its `ResumeCache` for every part that takes long, so that an 
 
 from benchmarks.harness.catalog import BENCHMARKS, Benchmark, Results, benchmark_named
 from benchmarks.harness.command import run
-from benchmarks.harness.deadline import BUILD_TIMEOUT, START_TIMEOUT, exit_after
+from benchmarks.harness.deadline import BUILD_TIMEOUT, START_TIMEOUT, exit_after, exit_with_parent
 from benchmarks.harness.environment import data_folder, describe_environment, installed_version, require_files
 from benchmarks.harness.process_status import status
 from benchmarks.harness.resume_cache import ResumeCache
@@ -22,6 +22,7 @@ __all__ = [
     "data_folder",
     "describe_environment",
     "exit_after",
+    "exit_with_parent",
     "fits",
     "installed_version",
     "require_files",

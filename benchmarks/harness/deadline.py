@@ -1,13 +1,16 @@
-"""A deadline for the code of a rank: a process that hangs exits, where gloo would wait half an hour.
+"""How the processes of a benchmark end, whatever happens: at a deadline, and with their parent.
 
 `weft.launch(timeout=)` is about the start of ranks, and weft's own waits have their deadlines; those of torch's
-schedules, DDP, FSDP2 and barriers have none.
+schedules, DDP, FSDP2 and barriers have none: gloo would wait half an hour.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -26,3 +29,10 @@ def exit_after(seconds: float) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def exit_with_parent(parent: int) -> None:
+    """Tie this process to the one that started it, of this process ID: the kernel kills this one when that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)

@@ -5,7 +5,6 @@ A rank runs the commands on its standard input (see `driver.py`), and exits at i
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -32,6 +31,7 @@ from benchmarks.contenders import (
     pipeline,
     torch_pipeline,
 )
+from benchmarks.harness import exit_with_parent
 from benchmarks.slow_link.driver import sent_bytes
 from weft.errors import WeftError
 
@@ -157,10 +157,7 @@ def serve(commands: TextIO, answers: TextIO) -> None:
 
 
 def _main() -> None:
-    parent = int(sys.argv[1])
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: no rank outlives its parent
-    if os.getppid() != parent:
-        os._exit(1)
+    exit_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # keep what libraries print out of the answers

@@ -118,3 +118,15 @@ def test_imports_of_rooms() -> None:
             if room in rooms and home != room:
                 assert not module or home == "__main__.py", f"{path} imports {name}"
                 assert home not in rooms or rooms.index(room) < rooms.index(home), f"{path} imports {name}"
+
+
+def test_a_process_ends_with_its_parent() -> None:
+    """Both write to one pipe, so its end is that of both; only the parent is killed."""
+    imports = "import os, subprocess, sys, time; from benchmarks.harness import exit_with_parent"
+    child = f"{imports}; exit_with_parent(int(sys.argv[1])); print('tied', flush=True); time.sleep(600)"
+    start = f"{imports}; subprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])"
+    with subprocess.Popen([sys.executable, "-c", start], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "tied\n"
+        parent.kill()
+        assert parent.communicate(timeout=60) == ("", None)
