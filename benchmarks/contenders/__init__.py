@@ -3,7 +3,14 @@
 Every contender of a task computes the same update, and `check_first_update` makes sure of that.
 """
 
-from benchmarks.contenders.baselines import TORCH_PIPELINES, ddp, deepspeed_pipeline, fsdp2, torch_pipeline
+from benchmarks.contenders.baselines import (
+    TORCH_PIPELINES,
+    ddp,
+    deepspeed_pipeline,
+    fsdp2,
+    torch_order,
+    torch_pipeline,
+)
 from benchmarks.contenders.contender import (
     Contender,
     FirstUpdate,
@@ -43,6 +50,7 @@ __all__ = [
     "pipeline",
     "resnext",
     "shuffled",
+    "torch_order",
     "torch_pipeline",
     "transformer",
 ]

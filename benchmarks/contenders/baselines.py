@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,10 @@ class TorchSchedule(NamedTuple):
     placement: str  # chunks of a rank: one, two in a loop, or two in the shape of a V
     min_microbatches: int = 1  # a rank
 
+    def chunks(self, rank: int, ranks: int) -> list[int]:
+        """Those of a rank."""
+        return {"one": [rank], "loop": [rank, ranks + rank], "v": [rank, 2 * ranks - 1 - rank]}[self.placement]
+
 
 TORCH_PIPELINES = {
     "GPipe": TorchSchedule(pipelining.ScheduleGPipe, "one"),
@@ -47,14 +52,13 @@ TORCH_PIPELINES = {
 
 def torch_pipeline(name: str, task: Task, microbatches: int) -> Contender:
     """The model under a schedule of torch.distributed.pipelining."""
-    schedule, placement, _ = TORCH_PIPELINES[name]
-    rank, world = dist.get_rank(), dist.get_world_size()
-    held = {"one": [rank], "loop": [rank, world + rank], "v": [rank, 2 * world - 1 - rank]}[placement]
-    count = len(held) * world
+    held = TORCH_PIPELINES[name].chunks(dist.get_rank(), dist.get_world_size())
+    count = len(held) * dist.get_world_size()
     model = task.model()
     size = len(model) // count
     parts = {number: model[number * size : (number + 1) * size] for number in held}  # keep the names of their layers
     stages = [pipelining.PipelineStage(part, number, count, torch.device("cpu")) for number, part in parts.items()]
+    schedule = TORCH_PIPELINES[name].schedule
     run = schedule(stages if len(stages) > 1 else stages[0], microbatches, loss_fn=task.loss_fn)
     weights = {name: parameter for part in parts.values() for name, parameter in part.named_parameters()}
     optimizer = make_optimizer(weights.values())
@@ -70,6 +74,14 @@ def torch_pipeline(name: str, task: Task, microbatches: int) -> Contender:
             target["losses"].clear()
 
     return Contender(step=step, weights=lambda: weights, order=_order(run))
+
+
+def torch_order(name: str, ranks: int, microbatches: int) -> str:
+    """The order of a schedule of two chunks a rank, as CSV, without a model and ranks: to simulate it."""
+    held = TORCH_PIPELINES[name].chunks(0, ranks)
+    sizes = {"num_stages": len(held) * ranks, "group_size": ranks, "group_rank": 0}
+    stages = [SimpleNamespace(**sizes, stage_index=chunk, submod=nn.Identity()) for chunk in held]
+    return _order(TORCH_PIPELINES[name].schedule(stages, microbatches, loss_fn=nn.functional.mse_loss))
 
 
 def _order(run: Any) -> str:

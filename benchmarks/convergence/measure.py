@@ -12,8 +12,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.convergence.equal_time import periods
 from benchmarks.convergence.methods import EVERY
+from benchmarks.convergence.periods import periods
 from benchmarks.convergence.plan import next_runs, run_of
 from benchmarks.convergence.studies import QUICK, STUDIES
 from benchmarks.convergence.training import train_all

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.convergence.equal_time import CONTENDERS, OPPONENTS
+from benchmarks.convergence.equal_time import OPPONENTS, TORCH, races
 from benchmarks.convergence.methods import BASE, CANDIDATE, CANDIDATES, METHODS, OPTIMISTIC, PLAIN, PROFILES
 from benchmarks.convergence.plan import (
     AXES,
@@ -21,12 +21,13 @@ from benchmarks.convergence.plan import (
     tried_settings,
 )
 from benchmarks.convergence.studies import QUICK, STUDIES, Study
-from benchmarks.convergence.verdicts import Cell, Gap, at_share, cells, gap_between
+from benchmarks.convergence.verdicts import Cell, Gap, cells
 from benchmarks.harness import Results
 from benchmarks.rendering import lines, table
 
 TARGETS = ("wpipe fresh", "weave")  # the methods that are to lose nothing
 MOST, MOST_POINTS, SHARE = 0.02, 0.003, 0.1  # nats; share of accurate answers; of the gap of 2bw
+AHEAD = {"1f1b": 4, "zb-h1": 2}  # at equal time, with at most so many turns of p micro-batches
 TEXTS = ("text", "python")
 CURVES = ("wpipe fresh, m = 4p", "weave, m = 4p", "wpipe", "2bw", "xpipe", BASE)
 
@@ -60,9 +61,10 @@ def missed(results: Results) -> list[str]:
         if turns == "8p" and (share := _share(cell, found)) is not None and share > SHARE:
             lines.append(f"{cell.study}, {cell.label}: {share:.2f} of the gap of 2bw, at most {SHARE:g}")
     return lines + [
-        f"equal time, {where}, {method}: {_gap(gap)} to {opponent}"
-        for where, turns, method, opponent, gap in _at_equal_time(results, found)
-        if gap.mean > 0 and turns <= (4 if opponent == BASE else 2)
+        f"equal time, {race.where}, {race.cell.label}: {_gap(gap)} to {opponent}"
+        for race in races(results, found)
+        for opponent, gap in race.gaps.items()
+        if gap.mean > 0 and race.turns <= AHEAD.get(opponent, 0)
     ]
 
 
@@ -206,30 +208,21 @@ def _candidates(results: Results) -> str:
     return table(head, rows, left=2)
 
 
-def _at_equal_time(results: Results, found: Sequence[Cell]) -> list[tuple[str, int, str, str, Gap]]:
-    """Where, turns, method, opponent, and the gap to what the opponent reaches in the time of the method."""
-    rows = []
-    for case in results["periods"]:
-        where = f"p = {case['stages']}, m = {case['turns'] * case['stages']}, hop {case['hop']:g}"
-        for cell in found:
-            name = CONTENDERS[case["turns"]].get(cell.method)
-            if name is None or (name == "weave" and case["stages"] != 4):  # its delays depend on p
-                continue
-            for opponent in OPPONENTS:
-                share = case["periods"][name] / case["periods"][opponent]
-                gap = gap_between(cell.losses, at_share(results, cell.study, cell.correction, share))
-                if gap is not None:
-                    rows.append((f"{cell.study}, {where}", case["turns"], cell.label, opponent, gap))
-    return rows
-
-
 def _time(results: Results, found: Sequence[Cell]) -> str:
-    by_row: dict[tuple[str, str], dict[str, Gap]] = {}
-    for where, _, label, opponent, gap in _at_equal_time(results, found):
-        by_row.setdefault((where, label), {})[opponent] = gap
-    rows = [(where, f"`{label}`", *(_gap(gaps[name]) for name in OPPONENTS)) for (where, label), gaps in by_row.items()]
-    head = ("study", "method", *(f"gap to `{name}` (upper bound)" for name in OPPONENTS))
-    return table(head, rows, left=2)
+    rows = []
+    for race in races(results, found):
+        gaps = [_gap(race.gaps[name]) if name in race.gaps else "–" for name in OPPONENTS]
+        rows.append((race.where, f"`{race.cell.label}`", *gaps, _share_of_time(race.time)))
+    titles = [name if name == TORCH else f"`{name}`" for name in OPPONENTS]
+    heads = [f"gap to {title} (upper bound)" for title in titles]
+    return table(("study", "method", *heads, "time to the loss of `1f1b`"), rows, left=2)
+
+
+def _share_of_time(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    mean = statistics.mean(values)
+    return f"{mean:.2f} x" if math.isfinite(mean) else "not reached"
 
 
 def _mean(values: dict[int, float], digits: int, scale: float = 1.0) -> str:

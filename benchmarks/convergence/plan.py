@@ -31,7 +31,7 @@ from benchmarks.convergence.studies import STUDIES, Study, even_cut
 Place = tuple[str, str]  # a method, or a profile, and a correction
 TUNING_SEED = 100
 SEEDS = (0, 1, 2, 3, 4)
-LENGTHS = (0.55, 0.7, 0.8, 0.9)  # of synchronous training, in shares of the updates of a study
+LENGTHS = (0.55, 0.7, 0.8, 0.9)  # in shares of the updates of a study
 KEY: tuple[Place, ...] = (  # what the targets are about
     *((BASE, made) for made in CORRECTIONS),
     *(("wpipe fresh, m = 4p", made) for made in CORRECTIONS),
@@ -39,6 +39,7 @@ KEY: tuple[Place, ...] = (  # what the targets are about
     ("weave, m = 4p", OPTIMISTIC),
 )
 FEWEST: tuple[Place, ...] = tuple((method, OPTIMISTIC) for method in (BASE, "wpipe fresh, m = 4p", "2bw"))
+OF_LENGTHS: tuple[Place, ...] = ((BASE, OPTIMISTIC), ("wpipe fresh, m = 4p", OPTIMISTIC))
 TRIED_IN = "text"  # the study that candidates are tried in
 CHECKED: tuple[Place, ...] = (("weave, m = 2p", PLAIN), ("weave, m = 4p", OPTIMISTIC), ("paci, m = 2p", PLAIN))
 
@@ -172,7 +173,7 @@ def _stages(part: Part, study: Study, found: Found, *, quick: bool) -> Iterator[
         "fewest": list(FEWEST),
         "all": [place for place in chosen if place[0] not in SLOW],
         "slow": [place for place in chosen if place[0] in SLOW],
-        "lengths": [(BASE, made) for made in CORRECTIONS],
+        "lengths": list(OF_LENGTHS),
         "checks": list(CHECKED),
         "others": [(name, PLAIN) for name in OTHERS],
     }[part.runs]

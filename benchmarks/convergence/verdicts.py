@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from benchmarks.convergence.methods import BASE, EVERY
@@ -109,26 +108,3 @@ def gap_between(losses: dict[int, float], base: dict[int, float]) -> Gap | None:
 
 def _ended(runs: dict[int, Any], key: str) -> dict[int, float]:
     return {seed: run[key] for seed, run in runs.items() if run[key] is not None}
-
-
-def at_share(results: Results, study: str, correction: str, share: float) -> dict[int, float]:
-    """What synchronous training reaches in a share of the updates, by seed: linear between the lengths that ran.
-
-    A share below the shortest run counts as that, which favours synchronous training.
-    """
-    updates = results["studies"][study]["updates"]
-    by_seed: dict[int, list[tuple[float, float]]] = {}
-    for run in results["runs"]:
-        place = (run["study"], run["method"], run["correction"])
-        if place == (study, BASE, correction) and run["seed"] in SEEDS and run["loss"] is not None:
-            by_seed.setdefault(run["seed"], []).append((run["updates"] / updates, run["loss"]))
-    return {seed: _between(sorted(points), share) for seed, points in by_seed.items() if len(points) > 1}
-
-
-def _between(points: Sequence[tuple[float, float]], share: float) -> float:
-    if share <= points[0][0]:
-        return points[0][1]
-    for (low, first), (high, second) in pairwise(points):
-        if share <= high:
-            return first + (second - first) * (share - low) / (high - low)
-    return points[-1][1]

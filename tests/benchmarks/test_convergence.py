@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.convergence.equal_time import CONTENDERS, periods
+from benchmarks.convergence.equal_time import CONTENDERS, TORCH, at_share, points_of, races, shares_to
 from benchmarks.convergence.measure import measure
 from benchmarks.convergence.methods import (
     BASE,
@@ -23,6 +23,7 @@ from benchmarks.convergence.methods import (
     SLOW,
 )
 from benchmarks.convergence.pages import missed, plots, tables
+from benchmarks.convergence.periods import periods
 from benchmarks.convergence.plan import (
     CHECKED,
     FEWEST,
@@ -38,7 +39,7 @@ from benchmarks.convergence.plan import (
 )
 from benchmarks.convergence.studies import QUICK, STUDIES, Study, even_cut
 from benchmarks.convergence.training import train
-from benchmarks.convergence.verdicts import Gap, at_share, cells, gap_between
+from benchmarks.convergence.verdicts import Gap, cells, gap_between
 from benchmarks.harness import ResumeCache
 from weft.errors import WeftError
 from weft.train.job import job_of, schedule_of
@@ -244,18 +245,35 @@ def test_cells_compare_seed_by_seed_with_the_same_correction() -> None:
     assert (cell.diverged, len(cell.losses), cell.gap and len(cell.gap.values)) == (1, 2, 2)
 
 
-def test_equal_time_gives_synchronous_training_fewer_updates() -> None:
-    by_case = {(case["stages"], case["turns"], case["hop"]): case["periods"] for case in periods()}
-    for (stages, turns, hop), found in by_case.items():
-        if not hop:
+def test_periods_are_those_of_the_formulas() -> None:
+    cases = {(case["stages"], case["turns"], case["costs"]): case["periods"] for case in periods()}
+    for (stages, turns, costs), found in cases.items():
+        if costs == "hop 0":
             m = stages * turns
             assert found["1f1b"] == pytest.approx(3 * (m + stages - 1) / m)
             assert all(found[name] == pytest.approx(3) for name in CONTENDERS[turns].values())
+            assert 3 - 1e-9 <= found[TORCH] <= found["1f1b"]
+    assert {"wpipe", "1f1b", "zb-h1", TORCH} == cases[2, 2, "measured"].keys()
+
+
+def test_equal_time_gives_synchronous_training_fewer_updates() -> None:
     results = results_of(complete())
-    assert at_share(results, "text", PLAIN, 0.6)[0] == pytest.approx(1 + (1 - 0.6) / 2)
-    assert at_share(results, "text", PLAIN, 0.1)[0] == pytest.approx(1 + (1 - 0.55) / 2)
-    row = next(line for line in tables(results)["time"].splitlines() if "p = 4, m = 4, hop 0" in line)
-    assert "-0.164" in row  # wpipe loses 0.05, 1f1b (1 - 4/7) / 2
+    base = points_of(results, "text", BASE, OPTIMISTIC)
+    full, per_share = loss_of(run_named(BASE, correction=OPTIMISTIC, settings=BEST, updates=100)), 0.5
+    assert at_share(base, 0.6)[0] == pytest.approx(full + (1 - 0.6) * per_share)
+    assert at_share(base, 0.1)[0] == pytest.approx(full + (1 - 0.55) * per_share)
+    found = {(race.cell.label, race.where): race for race in races(results, list(cells(results)))}
+    race = found["wpipe, optimistic", "text, p = 4, m = 4, hop 0"]
+    loss = loss_of(run_named("wpipe", correction=OPTIMISTIC, settings=BEST, updates=100))
+    assert race.gaps["1f1b"].mean == pytest.approx(loss - full - (1 - 4 / 7) * per_share)
+    assert not race.time  # wpipe ran with one length only
+
+
+def test_time_to_a_loss_is_that_of_its_share_of_updates() -> None:
+    base = {0: [(0.5, 3.0), (1.0, 2.0)], 1: [(0.5, 3.0), (1.0, 1.0)]}
+    points = {0: [(0.5, 2.5), (1.0, 1.5)], 1: [(0.5, 2.5), (1.0, 1.5)]}
+    assert shares_to(points, base) == [0.75, math.inf]
+    assert shares_to({0: [(0.5, 2.0), (1.0, 1.5)]}, base) == [0.5]
 
 
 def test_tables_plots_and_targets() -> None:
