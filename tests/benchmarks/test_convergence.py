@@ -1,5 +1,6 @@
 """Convergence: its plan, its verdicts, and its quick form."""
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -70,6 +71,9 @@ def complete() -> dict[Run, float | None]:
     return found
 
 
+known_periods = functools.cache(periods)
+
+
 def results_of(found: dict[Run, float | None], **changes: Any) -> dict[str, Any]:
     runs = [
         run.plain() | {"loss": loss, "metric": None if loss is None else 1 - loss / 10, "curve": [3.0, loss]}
@@ -79,7 +83,7 @@ def results_of(found: dict[Run, float | None], **changes: Any) -> dict[str, Any]
         "form": "whole",
         "studies": {"text": {"updates": 100}},
         "delays": {name: method.delay for name, method in EVERY.items()},
-        "periods": periods(),
+        "periods": known_periods(),
         "complete": True,
         "runs": runs,
         "environment": "a machine",
@@ -246,7 +250,7 @@ def test_cells_compare_seed_by_seed_with_the_same_correction() -> None:
 
 
 def test_periods_are_those_of_the_formulas() -> None:
-    cases = {(case["stages"], case["turns"], case["costs"]): case["periods"] for case in periods()}
+    cases = {(case["stages"], case["turns"], case["costs"]): case["periods"] for case in known_periods()}
     for (stages, turns, costs), found in cases.items():
         if costs == "hop 0":
             m = stages * turns
@@ -313,6 +317,7 @@ def test_recorded_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
             yield run, {"loss": loss_of(run), "metric": 0.5, "curve": []}
 
     monkeypatch.setattr("benchmarks.convergence.measure.train_all", trains)
+    monkeypatch.setattr("benchmarks.convergence.measure.periods", list)
     whole = measure(quick=False, cache=ResumeCache(tmp_path / "partial.jsonl"))
     assert whole["complete"]
     assert whole["parts"] == [{"environment": whole["parts"][0]["environment"], "runs": len(made)}]
