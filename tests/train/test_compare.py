@@ -176,7 +176,8 @@ def test_a_schedule_that_does_not_suit_the_job_is_refused_before_the_first_run(
 
 
 def test_options_of_a_schedule_are_left_out_for_others(tmp_path: Path) -> None:
-    sets = tiny(log__folder=str(tmp_path), schedule__fresh=True, schedule__predict="exact")
+    options = {"schedule__virtual": True, "schedule__fresh": True, "schedule__predict": "exact"}
+    sets = tiny(log__folder=str(tmp_path), train__updates=2, **options)
     assert main(["compare", *sets, "--schedules", "1f1b,wpipe,xpipe"]) == 0
     jobs = {name: job_of(str(tmp_path / "tiny" / f"{name}-seed0" / "job.toml")) for name in ("1f1b", "wpipe", "xpipe")}
     kept = {name: (job.schedule.fresh, job.schedule.predict) for name, job in jobs.items()}
