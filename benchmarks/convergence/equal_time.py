@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.convergence.methods import BASE
+from benchmarks.convergence.methods import BASE, OPTIMISTIC, RANKS
 from benchmarks.convergence.plan import SEEDS
 from benchmarks.convergence.verdicts import Cell, Gap, gap_between
 from benchmarks.harness import Results
@@ -14,7 +14,7 @@ from benchmarks.harness import Results
 SYNCHRONOUS, TORCH = ("1f1b", "zb-h1"), "torch's best"
 OPPONENTS = (*SYNCHRONOUS, TORCH)
 CONTENDERS: dict[int, dict[str, str]] = {  # turns -> the method of the study -> its schedule
-    1: {"wpipe": "wpipe"},
+    1: {"wpipe": "wpipe", "pipedream, m = p": "pipedream"},
     **{turns: {f"wpipe fresh, m = {turns}p": "wpipe", f"weave, m = {turns}p": "weave"} for turns in (2, 4, 8)},
 }
 
@@ -42,7 +42,9 @@ def races(results: Results, found: Sequence[Cell]) -> Iterator[Race]:
     for case in results["periods"]:
         for cell in found:
             name = CONTENDERS.get(case["turns"], {}).get(cell.method)
-            if name not in case["periods"] or (name == "weave" and case["stages"] != 4):  # its delays depend on p
+            if name not in case["periods"] or (name != "wpipe" and case["stages"] != RANKS):  # delays depend on p
+                continue
+            if cell.correction != OPTIMISTIC:  # the better one for synchronous training, too
                 continue
             base = points_of(results, cell.study, BASE, cell.correction)
             shares = {opponent: case["periods"][name] / case["periods"][opponent] for opponent in OPPONENTS}

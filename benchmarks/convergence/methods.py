@@ -107,11 +107,16 @@ METHODS = {
 }
 OTHERS = {  # in one study only
     "pipedream, m = p": Method(options=("name=pipedream",), turns=1, profile=FEW),
-    "spectrain, m = p": Method(options=("name=spectrain",), turns=1, profile=PREDICTED),
-    "xpipe, published": Method(options=("name=xpipe", "predict=published"), turns=1, profile=PREDICTED),
-    "weave, p = 2, m = 2p": Method(options=("name=weave",), ranks=2, turns=2, profile=FEW),
-    "xpipe, p = 2": Method(options=("name=xpipe", "predict=exact"), ranks=2, turns=1, profile=PREDICTED),
-    "xpipe, p = 8": Method(options=("name=xpipe", "predict=exact"), ranks=8, turns=1, profile=PREDICTED),
+    **{
+        name: Method(options=options, profile=profile, corrections=(PLAIN,), **sizes)
+        for name, options, profile, sizes in (
+            ("spectrain, m = p", ("name=spectrain",), PREDICTED, {"turns": 1}),
+            ("xpipe, published", ("name=xpipe", "predict=published"), PREDICTED, {"turns": 1}),
+            ("weave, p = 2, m = 2p", ("name=weave",), FEW, {"ranks": 2, "turns": 2}),
+            ("xpipe, p = 2", ("name=xpipe", "predict=exact"), PREDICTED, {"ranks": 2, "turns": 1}),
+            ("xpipe, p = 8", ("name=xpipe", "predict=exact"), PREDICTED, {"ranks": 8, "turns": 1}),
+        )
+    },
 }
 EVERY = METHODS | OTHERS
 CANDIDATE = "wpipe"  # half of the model is one update late

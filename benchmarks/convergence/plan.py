@@ -64,13 +64,13 @@ PARTS = (
     Part(study="text", runs="checks"),
     Part(study=TRIED_IN, runs="candidates"),
     Part(study="python", runs="all", seeds=SEEDS[:1]),
+    Part(study="text", runs="others", seeds=SEEDS[:2]),
+    Part(study="text", runs="synchronous lengths", seeds=SEEDS),
     Part(study="larger", runs="fewest", seeds=SEEDS[:2]),
-    Part(study="text", runs="others", seeds=SEEDS[:1]),
     Part(study="cifar10", runs="all", seeds=SEEDS[:1]),
     *(Part(study=name, runs="key", seeds=SEEDS) for name in ("qqp", "cifar10")),
     Part(study="larger-muon", runs="fewest", seeds=SEEDS[:2]),
-    *(Part(study="text", runs=runs, seeds=SEEDS[:2]) for runs in ("all", "slow", "others")),
-    Part(study="text", runs="lengths", seeds=SEEDS[:3]),
+    *(Part(study="text", runs=runs, seeds=SEEDS[:2]) for runs in ("all", "slow")),
     Part(study="cifar10", runs="all", seeds=SEEDS[:2]),
     Part(study="python", runs="checks"),
     Part(study="python", runs="all", seeds=SEEDS[:2]),
@@ -174,13 +174,14 @@ def _stages(part: Part, study: Study, found: Found, *, quick: bool) -> Iterator[
         "all": [place for place in chosen if place[0] not in SLOW],
         "slow": [place for place in chosen if place[0] in SLOW],
         "lengths": list(OF_LENGTHS),
+        "synchronous lengths": list(OF_LENGTHS[:1]),
         "checks": list(CHECKED),
-        "others": [(name, PLAIN) for name in OTHERS],
+        "others": [(name, made) for name, method in OTHERS.items() for made in method.corrections],
     }[part.runs]
     profiles = list(dict.fromkeys((EVERY[method].profile, made) for method, made in places))
     yield from _searches(part.study, study, profiles, found, axes=study.searched, quick=quick)
     settings = {place: best_settings(part.study, study, *place, found) for place in profiles}
-    shares = LENGTHS if part.runs == "lengths" else (1.0,)
+    shares = LENGTHS if part.runs.endswith("lengths") else (1.0,)
     if part.runs == "checks":
         yield [run for place in places for run in _checks(part.study, study, *place, settings)]
     yield [
