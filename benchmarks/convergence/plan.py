@@ -41,7 +41,11 @@ KEY: tuple[Place, ...] = (  # what the targets are about
 FEWEST: tuple[Place, ...] = tuple((method, OPTIMISTIC) for method in (BASE, "wpipe fresh, m = 4p", "2bw"))
 OF_LENGTHS: tuple[Place, ...] = ((BASE, OPTIMISTIC), ("wpipe fresh, m = 4p", OPTIMISTIC))
 TRIED_IN = "text"  # the study that candidates are tried in
-CHECKED: tuple[Place, ...] = (("weave, m = 2p", PLAIN), ("weave, m = 4p", OPTIMISTIC), ("paci, m = 2p", PLAIN))
+CHECKED: tuple[Place, ...] = (
+    *(("weave, m = 2p", PLAIN), ("weave, m = 4p", OPTIMISTIC), ("paci, m = 2p", PLAIN)),
+    *((BASE, made) for made in CORRECTIONS),
+    ("wpipe fresh, m = 4p", OPTIMISTIC),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
