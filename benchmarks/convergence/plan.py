@@ -44,7 +44,6 @@ TRIED_IN = "text"  # the study that candidates are tried in
 CHECKED: tuple[Place, ...] = (
     *(("weave, m = 2p", PLAIN), ("weave, m = 4p", OPTIMISTIC), ("paci, m = 2p", PLAIN)),
     *((BASE, made) for made in CORRECTIONS),
-    ("wpipe fresh, m = 4p", OPTIMISTIC),
 )
 
 
