@@ -52,7 +52,7 @@ class Part:
     """Runs of one study that are planned together."""
 
     study: str
-    runs: str  # one of `_RUNS`
+    runs: str  # of which methods: a key in `_stages`
     seeds: tuple[int, ...] = ()
 
 
