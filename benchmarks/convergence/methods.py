@@ -96,27 +96,25 @@ def _sizes(name: str, *options: str, **fields: Any) -> Iterator[tuple[str, Metho
 
 SYNCHRONOUS, FEWER, FEW, HALF, ALL = "none late", "1/8 late", "1/4 late", "1/2 late", "all late"
 PREDICTED = "all late, predicted"
+PREDICTS = ("name=xpipe", "predict=exact")
 METHODS = {
     "1f1b": Method(options=("name=1f1b",), by_turns=True, profile=SYNCHRONOUS),
     **dict(_sizes("wpipe fresh", "name=wpipe", "fresh=true", by_turns=True)),
     "wpipe": Method(options=("name=wpipe", "fresh=false"), by_turns=True, profile=HALF),
     "2bw": Method(options=("name=2bw",), by_turns=True, profile=ALL),
-    "xpipe": Method(options=("name=xpipe", "predict=exact"), profile=PREDICTED, corrections=(PLAIN,)),
+    "xpipe": Method(options=PREDICTS, profile=PREDICTED, corrections=(PLAIN,)),
     **dict(_sizes("weave", "name=weave")),
     **dict(_sizes("paci", "name=paci", corrections=(PLAIN,))),
 }
 OTHERS = {  # in one study only
     "pipedream, m = p": Method(options=("name=pipedream",), turns=1, profile=FEW),
-    **{
-        name: Method(options=options, profile=profile, corrections=(PLAIN,), **sizes)
-        for name, options, profile, sizes in (
-            ("spectrain, m = p", ("name=spectrain",), PREDICTED, {"turns": 1}),
-            ("xpipe, published", ("name=xpipe", "predict=published"), PREDICTED, {"turns": 1}),
-            ("weave, p = 2, m = 2p", ("name=weave",), FEW, {"ranks": 2, "turns": 2}),
-            ("xpipe, p = 2", ("name=xpipe", "predict=exact"), PREDICTED, {"ranks": 2, "turns": 1}),
-            ("xpipe, p = 8", ("name=xpipe", "predict=exact"), PREDICTED, {"ranks": 8, "turns": 1}),
-        )
-    },
+    "spectrain, m = p": Method(options=("name=spectrain",), turns=1, profile=PREDICTED, corrections=(PLAIN,)),
+    "xpipe, published": Method(
+        options=("name=xpipe", "predict=published"), turns=1, profile=PREDICTED, corrections=(PLAIN,)
+    ),
+    "weave, p = 2, m = 2p": Method(options=("name=weave",), ranks=2, turns=2, profile=FEW, corrections=(PLAIN,)),
+    "xpipe, p = 2": Method(options=PREDICTS, ranks=2, turns=1, profile=PREDICTED, corrections=(PLAIN,)),
+    "xpipe, p = 8": Method(options=PREDICTS, ranks=8, turns=1, profile=PREDICTED, corrections=(PLAIN,)),
 }
 EVERY = METHODS | OTHERS
 CANDIDATE = "wpipe"  # half of the model is one update late

@@ -7,7 +7,16 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.convergence.equal_time import OPPONENTS, TORCH, races
-from benchmarks.convergence.methods import BASE, CANDIDATE, CANDIDATES, METHODS, OPTIMISTIC, PLAIN, PROFILES
+from benchmarks.convergence.methods import (
+    BASE,
+    CANDIDATE,
+    CANDIDATES,
+    CORRECTIONS,
+    METHODS,
+    OPTIMISTIC,
+    PLAIN,
+    PROFILES,
+)
 from benchmarks.convergence.plan import (
     AXES,
     CHECKED,
@@ -74,7 +83,7 @@ def plots(results: Results) -> dict[str, str]:
     title = "Held-out loss, less that of synchronous training with the same correction and seed"
     drawn = {}
     if panels := _by_delay(found):
-        drawn["delay.svg"] = lines(title, panels, x="mean delay, in updates", y="nats")
+        drawn["delay.svg"] = lines(title, panels, x="mean delay, in updates", y="nats", pairs=True)
     if panels := _curves(results, found):
         drawn["curves.svg"] = lines("Training loss, mean of the seeds", panels, x="updates", y="loss")
     return drawn
@@ -244,14 +253,16 @@ def _number(value: float) -> str:
 
 
 def _by_delay(found: Sequence[Cell]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Study -> method and correction -> its points; methods of several sizes have several."""
+    """Study and correction -> method -> its points; methods of several sizes have several."""
+    shown = [cell for cell in found if cell.gap is not None and (cell.method in METHODS or cell.method.endswith("= p"))]
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for cell in found:
-        if cell.gap is not None:
-            name = cell.method.partition(",")[0]
-            label = name if cell.correction == PLAIN else f"{name}, {cell.correction}"
-            panels.setdefault(cell.study, {}).setdefault(label, []).append((cell.delay, cell.gap.mean))
-    return {study: {label: sorted(points) for label, points in panel.items()} for study, panel in panels.items()}
+    for study in dict.fromkeys(cell.study for cell in shown):
+        for correction in CORRECTIONS:
+            panel = panels.setdefault(f"{study}, {correction}", {})
+            for cell in shown:
+                if cell.gap is not None and (cell.study, cell.correction) == (study, correction):
+                    panel.setdefault(cell.method.partition(",")[0], []).append((cell.delay, cell.gap.mean))
+    return {place: {name: sorted(points) for name, points in panel.items()} for place, panel in panels.items()}
 
 
 def _curves(results: Results, found: Sequence[Cell]) -> dict[str, dict[str, list[tuple[float, float]]]]:

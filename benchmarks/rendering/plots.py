@@ -100,18 +100,27 @@ def lines(
     x: str,
     y: str,
     powers_of_two: bool = False,
+    pairs: bool = False,
 ) -> str:
-    """Curves with a legend; panels share the horizontal scale. `powers_of_two`: a logarithmic horizontal axis."""
+    """Curves with a legend; panels share the horizontal scale. `powers_of_two`: a logarithmic horizontal axis.
+
+    `pairs`: two panels a row; all share the vertical scale, too, with a line at zero.
+    """
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
     names = _union(panels.values())
     across = [at for panel in panels.values() for points in panel.values() for at, _ in points]
-    layout = Layout(columns=_columns(len(panels)), height=CURVES, left=0.65, between=0.45, below=0.42)
+    columns = 2 if pairs else _columns(len(panels))
+    layout = Layout(columns=columns, height=CURVES, left=0.65, between=0.45, below=0.42)
+    low, high = _range([value for panel in panels.values() for points in panel.values() for _, value in points])
     with style():
         sheet = Sheet(title, "", layout, panels, legend=names)
         handles = {}
         for name, panel, axes in sheet.panels():
             axes.set_title(name)
+            if pairs:
+                axes.set_ylim(low, high)
+                axes.axhline(0, color="#888888", linewidth=0.8)
             if powers_of_two:
                 axes.set_xscale("log", base=2)
                 axes.xaxis.set_major_locator(FixedLocator([4.0**power for power in range(16)]))
@@ -129,7 +138,7 @@ def lines(
                     color=COLOURS[at % len(COLOURS)],
                     linestyle=DASHES[at % len(DASHES)],
                     marker=MARKERS[at % len(MARKERS)] if len(points) <= FEW_POINTS else None,
-                    markersize=4,
+                    markersize=7 if pairs else 4,
                     markeredgecolor="white",
                     markeredgewidth=0.5,
                     linewidth=1.5,
@@ -148,6 +157,13 @@ def _union(groups: Iterable[Mapping[str, Any]]) -> list[str]:
     """All names, in the order of the largest group."""
     largest_first = sorted(groups, key=len, reverse=True)
     return list(dict.fromkeys(name for group in largest_first for name in group))
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """From the least to the largest and zero, with room at both ends."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    room = 0.08 * (high - low or 1.0)
+    return low - room, high + room
 
 
 def _number(value: float, digits: int) -> str:

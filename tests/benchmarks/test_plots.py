@@ -154,6 +154,15 @@ def test_curves_pass_through_their_points_and_keep_their_look(figure_of: Any) ->
     assert len(set.union(*looks.values())) == len(looks)
 
 
+def test_pairs_share_a_scale_with_a_zero(figure_of: Any) -> None:
+    panels = {"a": {"x": [(1.0, 2.0)]}, "b": {"x": [(1.0, 3.0)]}, "c": {"y": [(2.0, 4.0)]}}
+    figure = figure_of(lambda: lines("", panels, x="", y="", pairs=True))
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    low, high = figure.axes[0].get_ylim()
+    assert low < 0 < 4 < high
+    assert len({axes.get_position().x0 for axes in figure.axes}) == 2
+
+
 def test_numbers_have_no_minus_before_a_zero() -> None:
     svg = bars("", {"": {"a": -0.001, "b": -0.2, "c": 1234.5}}, unit="", digits=1)
     assert re.findall(r">([−\d.,]+)</text>", svg)[-3:] == ["0.0", "−0.2", "1,234.5"]
