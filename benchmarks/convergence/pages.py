@@ -144,9 +144,9 @@ def _study(found: Sequence[Cell]) -> str:
         "seeds",
         "held-out loss",
         "accuracy, %",
-        "gap",
-        "upper bound",
+        "gap (upper bound)",
         "of 2bw's",
+        "points lost (upper bound)",
     )
     rows = []
     for cell in found:
@@ -160,9 +160,9 @@ def _study(found: Sequence[Cell]) -> str:
                 f"{len(cell.losses)}{diverged}",
                 _mean(cell.losses, 3),
                 _mean(cell.metrics, 1, 100),
-                "–" if cell.gap is None else f"{cell.gap.mean:+.3f}",
-                "–" if cell.gap is None else _number(cell.gap.upper),
+                "–" if cell.gap is None else _gap(cell.gap),
                 "–" if share is None else f"{share:.2f}",
+                "–" if cell.lost is None else _gap(cell.lost, 1, 100),
             )
         )
     return table(head, rows, left=2)
@@ -241,12 +241,9 @@ def _mean(values: dict[int, float], digits: int, scale: float = 1.0) -> str:
     return f"{scale * statistics.mean(values.values()):.{digits}f}{deviation}"
 
 
-def _gap(gap: Gap) -> str:
-    return f"{gap.mean:+.3f} ({_number(gap.upper)})"
-
-
-def _number(value: float) -> str:
-    return f"{value:+.3f}" if math.isfinite(value) else "–"
+def _gap(gap: Gap, digits: int = 3, scale: float = 1.0) -> str:
+    mean, upper = (round(scale * value, digits) + 0.0 for value in (gap.mean, gap.upper))  # no minus before a zero
+    return f"{mean:+.{digits}f} ({f'{upper:+.{digits}f}' if math.isfinite(upper) else '–'})"
 
 
 # Plots
