@@ -143,6 +143,7 @@ def test_search_ends_at_a_minimum_of_every_axis() -> None:
     assert {0.1, 0.2, 0.4} <= {settings.rate for settings in tuned}  # both neighbours of the best
     assert {0.9, 0.95, 0.975} <= {settings.beta for settings in tuned}
     assert min(settings.decay for settings in tuned) == 0.01  # less is none
+    assert {replace(BEST, rate=0.1), replace(BEST, rate=0.4)} <= tuned  # again, at the best momentum and decay
 
 
 def test_plan_has_the_key_methods_on_every_seed_and_the_others_on_some() -> None:
