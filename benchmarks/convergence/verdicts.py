@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.convergence.methods import BASE, EVERY
+from benchmarks.convergence.methods import BASE, CORRECTIONS, EVERY
 from benchmarks.convergence.plan import SEEDS, Settings, best_settings, run_of
 from benchmarks.convergence.studies import QUICK, STUDIES
 from benchmarks.harness import Results
@@ -66,11 +67,10 @@ def cells(results: Results) -> Iterator[Cell]:
                 continue
             if Settings(**run["settings"]) == current.get(place):  # a search that goes on may change them
                 by_place.setdefault((run["method"], run["correction"]), {})[run["seed"]] = run
-        for method in EVERY:
-            for (found, correction), by_seed in by_place.items():
-                if found == method:
-                    base = by_place.get((BASE, correction), {})
-                    yield _cell(results, name, method, correction, by_seed, base)
+        for method, correction in itertools.product(EVERY, CORRECTIONS):
+            if by_seed := by_place.get((method, correction)):
+                base = by_place.get((BASE, correction), {})
+                yield _cell(results, name, method, correction, by_seed, base)
 
 
 def settings_of(results: Results, name: str) -> dict[tuple[str, str], Settings]:
