@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.convergence.methods import BASE, OPTIMISTIC, RANKS
-from benchmarks.convergence.plan import SEEDS
-from benchmarks.convergence.verdicts import Cell, Gap, gap_between
+from benchmarks.convergence.methods import BASE, EVERY, OPTIMISTIC, RANKS
+from benchmarks.convergence.plan import SEEDS, Settings
+from benchmarks.convergence.verdicts import Cell, Gap, gap_between, settings_of
 from benchmarks.harness import Results
 
-SYNCHRONOUS, TORCH = ("1f1b", "zb-h1"), "torch's best"
-OPPONENTS = (*SYNCHRONOUS, TORCH)
+OF_WEFT, TORCH = ("1f1b", "zb-h1"), "torch's best"
+OPPONENTS = (*OF_WEFT, TORCH)
 CONTENDERS: dict[int, dict[str, str]] = {  # turns -> the method of the study -> its schedule
     1: {"wpipe": "wpipe", "pipedream, m = p": "pipedream"},
     **{turns: {f"wpipe fresh, m = {turns}p": "wpipe", f"weave, m = {turns}p": "weave"} for turns in (2, 4, 8)},
@@ -58,11 +58,14 @@ def races(results: Results, found: Sequence[Cell]) -> Iterator[Race]:
 
 
 def points_of(results: Results, study: str, method: str, correction: str) -> Points:
-    """Of seeds with runs of several lengths."""
+    """Of seeds with runs of several lengths, at the best settings."""
     updates, points = results["studies"][study]["updates"], Points()
+    best = settings_of(results, study)[EVERY[method].profile, correction]
     for run in results["runs"]:
         place = (run["study"], run["method"], run["correction"])
-        if place == (study, method, correction) and run["seed"] in SEEDS and run["loss"] is not None:
+        if place != (study, method, correction) or run["seed"] not in SEEDS or run["loss"] is None:
+            continue
+        if Settings(**run["settings"]) == best:
             points.setdefault(run["seed"], []).append((run["updates"] / updates, run["loss"]))
     return {seed: sorted(found) for seed, found in points.items() if len(found) > 1}
 

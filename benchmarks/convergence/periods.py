@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.contenders import TORCH_PIPELINES, torch_order
-from benchmarks.convergence.equal_time import CONTENDERS, SYNCHRONOUS, TORCH
+from benchmarks.convergence.equal_time import CONTENDERS, OF_WEFT, TORCH
 from benchmarks.harness import BENCHMARKS
 from benchmarks.throughput.pages import ratios
 from weft.schedule import Schedule, read_csv, schedule
@@ -44,7 +44,7 @@ def _simulated() -> Iterator[dict[str, Any]]:
 
 
 def _names(turns: int) -> list[str]:
-    return [*SYNCHRONOUS, *CONTENDERS[turns].values()]
+    return [*OF_WEFT, *CONTENDERS[turns].values()]
 
 
 def _period(built: Schedule, microbatches: int, hop: float) -> float:

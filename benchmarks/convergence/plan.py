@@ -222,18 +222,18 @@ def _searches(
     """
     base = [place for place in profiles if place[0] == SYNCHRONOUS]
     rounds: list[tuple[str, str | None, Sequence[Place]]] = [(axis, axis, profiles) for axis in axes]
-    for axis, until, places in (*rounds, *((axis, None, base) for axis in axes[:1])):
+    for axis, up_to, places in (*rounds, *((axis, None, base) for axis in axes[:1])):
         while wanted := [
-            run for place in places for run in _search(name, study, place, axis, found, until=until, quick=quick)
+            run for place in places for run in _search(name, study, place, axis, found, up_to=up_to, quick=quick)
         ]:
             yield wanted
 
 
 def _search(
-    name: str, study: Study, place: Place, axis: str, found: Found, *, until: str | None, quick: bool
+    name: str, study: Study, place: Place, axis: str, found: Found, *, up_to: str | None, quick: bool
 ) -> Iterator[Run]:
-    """The runs that an axis still needs: its best value and the neighbours of that."""
-    best = best_settings(name, study, *place, found, axis=until)
+    """The runs that an axis still needs: its best value and the neighbours of that, with what is best `up_to` an axis."""
+    best = best_settings(name, study, *place, found, axis=up_to)
     values = (getattr(best, axis), *(() if quick else AXES[axis](getattr(best, axis))))
     for value in values:
         run = tuning_run(name, study, PROFILES[place[0]], place[1], replace(best, **{axis: value}))

@@ -351,7 +351,7 @@ def test_one_rank_learns_what_four_ranks_learn(name: str, monkeypatch: pytest.Mo
     alone = train(run, quick=True)["loss"]
     monkeypatch.setitem(EVERY, name, replace(EVERY[name], by_turns=False))
     assert train(run, quick=True)["loss"] == pytest.approx(alone, rel=1e-5)
-    turns = EVERY[name].turns  # fewer late micro-batches, or none, are told apart
+    turns = EVERY[name].turns  # with fewer late micro-batches, or none, the loss differs
     other = replace(EVERY[name], turns=2 * turns) if turns else EVERY["wpipe" if name == "1f1b" else BASE]
     monkeypatch.setitem(EVERY, name, replace(other, by_turns=True))
     assert abs(train(run, quick=True)["loss"] - alone) > 1e-4
