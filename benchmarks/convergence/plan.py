@@ -232,7 +232,7 @@ def _searches(
 def _search(
     name: str, study: Study, place: Place, axis: str, found: Found, *, up_to: str | None, quick: bool
 ) -> Iterator[Run]:
-    """The runs that an axis still needs: its best value and the neighbours of that, with what is best `up_to` an axis."""
+    """The runs that an axis still needs: its best value and its neighbours, with what is best `up_to` an axis."""
     best = best_settings(name, study, *place, found, axis=up_to)
     values = (getattr(best, axis), *(() if quick else AXES[axis](getattr(best, axis))))
     for value in values:
