@@ -228,10 +228,8 @@ def _time(results: Results, found: Sequence[Cell]) -> str:
 
 
 def _share_of_time(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    mean = statistics.mean(values)
-    return f"{mean:.2f} x" if math.isfinite(mean) else "not reached"
+    """Seed by seed."""
+    return ", ".join(f"{value:.2f} x" if math.isfinite(value) else "not reached" for value in values) or "–"
 
 
 def _mean(values: dict[int, float], digits: int, scale: float = 1.0) -> str:

@@ -272,6 +272,8 @@ def test_equal_time_gives_synchronous_training_fewer_updates() -> None:
     loss = loss_of(run_named("wpipe", correction=OPTIMISTIC, settings=BEST, updates=100))
     assert race.gaps["1f1b"].mean == pytest.approx(loss - full - (1 - 4 / 7) * per_share)
     assert not race.time  # wpipe ran with one length only
+    mixed = results | {"runs": [*results["runs"], run_named(BASE, correction=OPTIMISTIC).plain() | {"loss": 0.0}]}
+    assert points_of(mixed, "text", BASE, OPTIMISTIC) == base  # which has other settings
 
 
 def test_time_to_a_loss_is_that_of_its_share_of_updates() -> None:
