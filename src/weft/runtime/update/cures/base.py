@@ -13,6 +13,8 @@ from weft.errors import WeftError
 from weft.runtime.update.part import UpdatePart
 from weft.schedule import Program, mean_delay
 
+WITHOUT = "use cure=None (in a job: schedule.cure=none)"
+
 
 class CurePart(UpdatePart):
     """What a cure does to one parameter set; this one does nothing. Its `step` surrounds that of the optimizer."""
@@ -33,7 +35,7 @@ class Cure:
         if largest <= self.above:
             raise WeftError(
                 f"{type(self).__name__} is for chunks with a mean delay above {self.above:g}, and {schedule.title} has "
-                f"none (largest: {largest:.3g}); leave cure out, or use a schedule with more delay"
+                f"none (largest: {largest:.3g}); {WITHOUT}, or use a schedule with more delay"
             )
 
     def treat(self, optimizer: Optimizer, live: Sequence[Parameter], delay: float) -> CurePart | None:
@@ -55,5 +57,5 @@ def check_rates(optimizer: Optimizer, cure: Cure) -> None:
     """Refuse an optimizer without a learning rate."""
     if any("lr" not in group for group in optimizer.param_groups):
         raise WeftError(
-            f"{type(cure).__name__} needs the learning rate, and {type(optimizer).__name__} has none; leave cure out"
+            f"{type(cure).__name__} needs the learning rate, and {type(optimizer).__name__} has none; {WITHOUT}"
         )

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from weft.errors import WeftError
 from weft.runtime.tensors import copy_tensors, in_batches
-from weft.runtime.update.cures.base import Cure, CurePart, check_rates
+from weft.runtime.update.cures.base import WITHOUT, Cure, CurePart, check_rates
 from weft.runtime.update.host_numbers import HostNumbers
 from weft.runtime.update.part import PartState
 from weft.schedule import is_number
@@ -88,7 +88,7 @@ class _GapDamping(CurePart):
         for index in moving:
             self._max_rates[index] = max(self._max_rates[index], rates[index])
             if self._gradient(index).is_sparse:
-                raise WeftError("GapAware damps a gradient element by element; use sparse=False, or leave cure out")
+                raise WeftError(f"GapAware damps a gradient element by element; use sparse=False, or {WITHOUT}")
         with torch.no_grad():
             for batch in self._batches(moving):
                 self._damp(batch, copies)

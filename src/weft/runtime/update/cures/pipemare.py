@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from weft.errors import WeftError
-from weft.runtime.update.cures.base import Cure, CurePart, check_rates
+from weft.runtime.update.cures.base import WITHOUT, Cure, CurePart, check_rates
 from weft.runtime.update.part import PartState
 from weft.schedule import Program, check_sizes
 
@@ -37,7 +37,7 @@ class PipeMare(Cure):
         if program.ahead.any():
             raise WeftError(
                 f"PipeMare is for schedules that read old weights, and {program.schedule.title} predicts newer ones, "
-                "from learning rates that PipeMare would change; leave cure out, predict nothing, or use "
+                f"from learning rates that PipeMare would change; {WITHOUT}, predict nothing, or use "
                 "weft.cures.GapAware()"
             )
         super().check(program)
