@@ -216,4 +216,5 @@ OPTIMIZERS: dict[str, Callable[[Training], Callable[..., Optimizer]]] = {  # in 
     "nesterov": nesterov,
     "nesterov, predicted": nesterov,
     "basis rotation": _made(RotatedAdamW),
+    "basis rotation, optimistic": _made(RotatedAdamW),
 }

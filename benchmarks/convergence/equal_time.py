@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.convergence.methods import BASE, EVERY, OPTIMISTIC, RANKS
-from benchmarks.convergence.plan import SEEDS, Settings
+from benchmarks.convergence.plan import TUNING_SEED, Settings
 from benchmarks.convergence.verdicts import Cell, Gap, gap_between, settings_of
 from benchmarks.harness import Results
 
@@ -63,7 +63,7 @@ def points_of(results: Results, study: str, method: str, correction: str) -> Poi
     best = settings_of(results, study)[EVERY[method].profile, correction]
     for run in results["runs"]:
         place = (run["study"], run["method"], run["correction"])
-        if place != (study, method, correction) or run["seed"] not in SEEDS or run["loss"] is None:
+        if place != (study, method, correction) or run["seed"] == TUNING_SEED or run["loss"] is None:
             continue
         if Settings(**run["settings"]) == best:
             points.setdefault(run["seed"], []).append((run["updates"] / updates, run["loss"]))
@@ -73,14 +73,15 @@ def points_of(results: Results, study: str, method: str, correction: str) -> Poi
 def at_share(points: Points, share: float) -> dict[int, float]:
     """What is reached in a share of the updates, by seed: linear between the lengths that ran.
 
-    A share below the shortest run counts as that, which favours synchronous training.
+    A share below the shortest run counts as that, which favours synchronous training; above the longest it is unknown.
     """
-    return {seed: _between(found, share) for seed, found in points.items()}
+    return {seed: _between(found, share) for seed, found in points.items() if share <= found[-1][0]}
 
 
 def shares_to(points: Points, base: Points) -> list[float]:
     """The share of the updates after which the final loss of `base` is reached, by seed; infinite if it never is."""
-    return [_first(points[seed], base[seed][-1][1]) for seed in sorted(points.keys() & base.keys())]
+    wanted = at_share(base, 1.0)
+    return [_first(points[seed], wanted[seed]) for seed in sorted(points.keys() & wanted.keys())]
 
 
 def _between(points: Sequence[tuple[float, float]], share: float) -> float:
@@ -89,7 +90,7 @@ def _between(points: Sequence[tuple[float, float]], share: float) -> float:
     for (low, first), (high, second) in pairwise(points):
         if share <= high:
             return first + (second - first) * (share - low) / (high - low)
-    return points[-1][1]
+    raise AssertionError(f"no run is as long as {share}")
 
 
 def _first(points: Sequence[tuple[float, float]], loss: float) -> float:

@@ -17,7 +17,7 @@ from benchmarks.convergence.periods import periods
 from benchmarks.convergence.plan import next_runs, run_of
 from benchmarks.convergence.studies import QUICK, STUDIES
 from benchmarks.convergence.training import train_all
-from benchmarks.harness import ResumeCache, data_folder, describe_environment
+from benchmarks.harness import ResumeCache, data_folder, describe_environment, sources_digest
 from weft.errors import WeftError
 
 
@@ -26,6 +26,7 @@ def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
     studies = QUICK if quick else STUDIES
     for study in studies.values():
         study.sets(data_folder())  # raises if files are missing, before the first run
+    known = {"delays": {name: method.delay for name, method in EVERY.items()}, "periods": periods()}  # so does this
     until = time.time() + 3600 * _hours()
     earlier = cache.recorded()
     results = {run_of(entry): entry for entry in [*earlier.get("runs", []), *cache.values()]}
@@ -39,11 +40,11 @@ def measure(*, quick: bool, cache: ResumeCache) -> dict[str, Any]:
             results[run] = run.plain() | value
             cache.add(str(run), results[run])
             cache.log(f"{len(results)} runs: {run}: {value['loss']}")
-    part = {"environment": describe_environment("numpy", "torch"), "runs": len(results) - before}
+    environment = describe_environment("numpy", "torch")
+    part = {"environment": environment, "sources": sources_digest(), "runs": len(results) - before}
     return {
         "studies": {name: asdict(study) for name, study in studies.items()},
-        "delays": {name: method.delay for name, method in EVERY.items()},
-        "periods": periods(),
+        **known,
         "complete": complete,
         "parts": [*earlier.get("parts", []), *([part] if part["runs"] else [])],
         "runs": list(results.values()),

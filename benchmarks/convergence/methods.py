@@ -26,22 +26,30 @@ class Correction:
 
     settings: tuple[str, ...] = ()  # of its job
     source: str = ""
+    synchronous: str = PLAIN  # what is left of it in synchronous training
 
 
-CORRECTIONS = {PLAIN: Correction(), OPTIMISTIC: Correction(settings=("schedule.cure=optimistic",))}
+STEP = "schedule.cure=optimistic"
+CORRECTIONS = {
+    PLAIN: Correction(),
+    OPTIMISTIC: Correction(settings=(STEP,), source="Zmushko et al. 2026", synchronous=OPTIMISTIC),
+}
 NADAMW, EXACT = "train.optimizer=nadamw", "schedule.predict=exact"
-AJANTHAN, GUAN, ZHENG = "Ajanthan et al. 2025", "Guan et al. 2019", "Zheng et al. 2017"
+AJANTHAN, GUAN, JUNG = "Ajanthan et al. 2025", "Guan et al. 2019", "Jung et al. 2026"
 CANDIDATES = {  # tried for one method, `CANDIDATE`
-    "nadamw": Correction(settings=(NADAMW,), source=AJANTHAN),
-    "nadamw, predicted": Correction(settings=(NADAMW, EXACT), source=f"{AJANTHAN}; {GUAN}"),
-    "nesterov": Correction(source=f"{AJANTHAN}, with a constant μ"),
-    "nesterov, predicted": Correction(settings=(EXACT,), source=f"{AJANTHAN}, with a constant μ; {GUAN}"),
+    "nadamw": Correction(settings=(NADAMW,), source=AJANTHAN, synchronous="nadamw"),
+    "nadamw, predicted": Correction(settings=(NADAMW, EXACT), source=f"{AJANTHAN}; {GUAN}", synchronous="nadamw"),
+    "nesterov": Correction(source=f"{AJANTHAN}, with a constant μ", synchronous="nesterov"),
+    "nesterov, predicted": Correction(
+        settings=(EXACT,), source=f"{AJANTHAN}, with a constant μ; {GUAN}", synchronous="nesterov"
+    ),
     "predicted": Correction(settings=(EXACT,), source=GUAN),
     "predicted, decayed": Correction(settings=(EXACT, "schedule.extrapolation=decayed"), source=GUAN),
-    "delay compensation": Correction(source=ZHENG),
+    "delay compensation": Correction(source="Zheng et al. 2017"),
     "spike compensation": Correction(source="Kosson et al. 2020, adapted to AdamW"),
     "gapaware": Correction(settings=("schedule.cure=gapaware",), source="Barkai et al. 2020"),
-    "basis rotation": Correction(source="Jung et al. 2026"),
+    "basis rotation": Correction(source=JUNG, synchronous="basis rotation"),
+    "basis rotation, optimistic": Correction(settings=(STEP,), source=JUNG, synchronous="basis rotation, optimistic"),
 }
 
 
@@ -107,7 +115,7 @@ METHODS = {
     **dict(_sizes("paci", "name=paci", corrections=(PLAIN,))),
 }
 OTHERS = {  # in one study only
-    "pipedream, m = p": Method(options=("name=pipedream",), turns=1, profile=FEW),
+    "pipedream, m = p": Method(options=("name=pipedream",), turns=1, profile=HALF),
     "spectrain, m = p": Method(options=("name=spectrain",), turns=1, profile=PREDICTED, corrections=(PLAIN,)),
     "xpipe, published": Method(
         options=("name=xpipe", "predict=published"), turns=1, profile=PREDICTED, corrections=(PLAIN,)

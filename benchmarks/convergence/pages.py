@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmarks.convergence.equal_time import OPPONENTS, TORCH, races
 from benchmarks.convergence.methods import (
@@ -16,28 +17,24 @@ from benchmarks.convergence.methods import (
     OPTIMISTIC,
     PLAIN,
     PROFILES,
+    SYNCHRONOUS,
 )
 from benchmarks.convergence.plan import (
     AXES,
     CHECKED,
     TRIED_IN,
     TUNING_SEED,
-    Found,
     Settings,
     best_settings,
-    first_settings,
-    run_of,
     tried_settings,
 )
-from benchmarks.convergence.studies import QUICK, STUDIES, Study
-from benchmarks.convergence.verdicts import Cell, Gap, cells
+from benchmarks.convergence.verdicts import Cell, Gap, cells, found_in, study_of
 from benchmarks.harness import Results
 from benchmarks.rendering import lines, table
 
 TARGETS = ("wpipe fresh", "weave")  # the methods that are to lose nothing
 MOST, MOST_POINTS, SHARE = 0.02, 0.003, 0.1  # nats; share of accurate answers; of the gap of 2bw
 AHEAD = {"1f1b": 4, "zb-h1": 2}  # at equal time, with at most so many turns of p micro-batches
-TEXTS = ("text", "python")
 CURVES = ("wpipe fresh, m = 4p", "weave, m = 4p", "wpipe", "2bw", "xpipe", BASE)
 
 
@@ -60,15 +57,20 @@ def missed(results: Results) -> list[str]:
     lines = [] if results["complete"] else ["the plan is not complete: repeat the command"]
     for cell in found:
         name, _, turns = cell.method.partition(", m = ")
-        if name not in TARGETS or cell.gap is None or cell.lost is None:
+        if name not in TARGETS:
             continue
-        if cell.study in TEXTS and (turns in ("4p", "8p") or cell.correction == OPTIMISTIC):
-            if not cell.gap.upper <= MOST:
-                lines.append(f"{cell.study}, {cell.label}: {_gap(cell.gap)}, at most {MOST:g} nats")
-        elif cell.study not in TEXTS and cell.lost.mean > MOST_POINTS:
-            lines.append(f"{cell.study}, {cell.label}: {100 * cell.lost.mean:.1f} points of accuracy lost, at most 0.3")
+        where = f"{cell.study}, {cell.label}"
+        if cell.diverged:
+            lines.append(f"{where}: {cell.diverged} of {cell.diverged + len(cell.losses)} seeds diverged")
+        if cell.gap is None or cell.lost is None:
+            continue
+        if not study_of(results, cell.study).judged_by_loss:
+            if cell.lost.mean > MOST_POINTS:
+                lines.append(f"{where}: {_gap(cell.lost, 1, 100)} points lost, at most {100 * MOST_POINTS:g}")
+        elif (turns in ("4p", "8p") or cell.correction == OPTIMISTIC) and not cell.gap.upper <= MOST:
+            lines.append(f"{where}: {_gap(cell.gap, 4)}, at most {MOST:g} nats")
         if turns == "8p" and (share := _share(cell, found)) is not None and share > SHARE:
-            lines.append(f"{cell.study}, {cell.label}: {share:.2f} of the gap of 2bw, at most {SHARE:g}")
+            lines.append(f"{where}: {share:.2f} of the gap of 2bw, at most {SHARE:g}")
     return lines + [
         f"equal time, {race.where}, {race.cell.label}: {_gap(gap)} to {opponent}"
         for race in races(results, found)
@@ -92,48 +94,34 @@ def plots(results: Results) -> dict[str, str]:
 # Tables
 
 
-def _found(results: Results) -> Found:
-    return {run_of(entry): entry["loss"] for entry in results["runs"]}
-
-
-def _study_of(results: Results, name: str) -> Study:
-    return (STUDIES if results["form"] == "whole" else QUICK)[name]
-
-
 def _settings(results: Results) -> str:
     rows = []
-    found = _found(results)
+    found = found_in(results)
     for name in results["studies"]:
         for profile, method in PROFILES.items():
             for correction in METHODS[method].corrections:
-                study = _study_of(results, name)
+                study = study_of(results, name)
                 if study.searched and (tried := tried_settings(name, profile, correction, found)):
                     best = best_settings(name, study, profile, correction, found)
-                    first = first_settings(study, profile, correction, found)
-                    axes = [_axis(tried, first, best, axis) for axis in AXES]
+                    axes = [_axis(tried, best, axis) for axis in AXES]
                     rows.append((name, profile, correction, *axes))
     head = ("study", "profile", "correction", "rate: loss", "β1: loss", "decay: loss")
     return f"{table(head, rows, left=6)}\n\n{results['environment']}."
 
 
-def _axis(tried: dict[Settings, float | None], first: Settings, best: Settings, axis: str) -> str:
-    """The losses at other values of one axis, where they were tried beside the best; it is bold.
-
-    The axes before it were at their best by then, and those after it still where the search began.
-    """
-    order = list(AXES)
-    place = order.index(axis)
+def _axis(tried: dict[Settings, float | None], best: Settings, axis: str) -> str:
+    """The losses at the values of one axis that were tried with the best of the others; the best is bold."""
     row = {
         getattr(settings, axis): loss
         for settings, loss in tried.items()
-        if all(getattr(settings, other) == getattr(best, other) for other in order[:place])
-        and all(getattr(settings, other) == getattr(first, other) for other in order[place + 1 :])
+        if replace(settings, **{axis: getattr(best, axis)}) == best
     }
-    shown = {value: "diverged" if loss is None else f"{loss:.3f}" for value, loss in sorted(row.items())}
-    chosen = getattr(best, axis)
-    return "; ".join(
-        f"**{value:g}: {loss}**" if value == chosen else f"{value:g}: {loss}" for value, loss in shown.items()
-    )
+    shown = {value: f"{value:g}: {_loss(loss)}" for value, loss in sorted(row.items())}
+    return "; ".join(f"**{text}**" if value == getattr(best, axis) else text for value, text in shown.items())
+
+
+def _loss(loss: float | None) -> str:
+    return "diverged" if loss is None else f"{loss:.3f}"
 
 
 def _study(found: Sequence[Cell]) -> str:
@@ -177,44 +165,46 @@ def _share(cell: Cell, found: Sequence[Cell]) -> float | None:
 def _checks(results: Results) -> str:
     """Whether the rate of a profile is the best for other methods that use it."""
     rows = []
-    found = _found(results)
+    found = found_in(results)
     for name in results["studies"]:
         for method, correction in CHECKED:
-            best = best_settings(name, _study_of(results, name), METHODS[method].profile, correction, found)
+            best = best_settings(name, study_of(results, name), METHODS[method].profile, correction, found)
             places = {
                 run.settings.rate: loss
                 for run, loss in found.items()
                 if (run.study, run.method, run.correction, run.seed) == (name, method, correction, TUNING_SEED)
             }
             if places:
-                shown = [
-                    f"{rate:g}: {'diverged' if loss is None else f'{loss:.3f}'}"
-                    for rate, loss in sorted(places.items())
-                ]
-                rows.append((name, f"`{method}`", correction, f"{best.rate:g}", "; ".join(shown)))
+                shown = "; ".join(f"{rate:g}: {_loss(loss)}" for rate, loss in sorted(places.items()))
+                rows.append((name, f"`{method}`", correction, f"{best.rate:g}", shown))
     return table(("study", "method", "correction", "rate of the profile", "rate: loss"), rows, left=5)
 
 
 def _candidates(results: Results) -> str:
-    """Each at its best rate and β1, next to the corrections of the study at their best settings; runs of one seed."""
-    head = ("candidate", "source", "best rate, β1", "held-out loss", "less plain", "less optimistic")
+    """Each at its best rate and β1, beside synchronous training with the same; runs of one seed."""
+    head = ("correction", "source", "best rate, β1", "held-out loss", "less plain", "synchronous", "gap")
     rows: list[tuple[str, ...]] = []
     if TRIED_IN not in results["studies"]:
         return table(head, rows, left=2)
-    found, study, profile = _found(results), _study_of(results, TRIED_IN), METHODS[CANDIDATE].profile
+    found, study, profile = found_in(results), study_of(results, TRIED_IN), METHODS[CANDIDATE].profile
 
-    def best(correction: str) -> tuple[Settings, float | None]:
+    def best(profile: str, correction: str) -> tuple[Settings, float | None]:
         chosen = best_settings(TRIED_IN, study, profile, correction, found)
         return chosen, tried_settings(TRIED_IN, profile, correction, found).get(chosen)
 
-    rivals = [best(correction)[1] for correction in (PLAIN, OPTIMISTIC)]
-    for name, candidate in CANDIDATES.items():
+    plain = best(profile, PLAIN)[1]
+    for name, correction in (CORRECTIONS | CANDIDATES).items():
         if tried_settings(TRIED_IN, profile, name, found):
-            chosen, loss = best(name)
-            gaps = ["–" if loss is None or rival is None else f"{loss - rival:+.3f}" for rival in rivals]
-            shown = "diverged" if loss is None else f"{loss:.3f}"
-            rows.append((name, candidate.source, f"{chosen.rate:g}, {chosen.beta:g}", shown, *gaps))
+            chosen, loss = best(profile, name)
+            base = best(SYNCHRONOUS, correction.synchronous)[1]
+            settings = f"{chosen.rate:g}, {chosen.beta:g}"
+            gaps = [_less(loss, plain), "–" if base is None else _loss(base), _less(loss, base)]
+            rows.append((name, correction.source, settings, _loss(loss), *gaps))
     return table(head, rows, left=2)
+
+
+def _less(loss: float | None, other: float | None) -> str:
+    return "–" if loss is None or other is None else f"{loss - other:+.3f}"
 
 
 def _time(results: Results, found: Sequence[Cell]) -> str:

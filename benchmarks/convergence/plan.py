@@ -32,10 +32,12 @@ from benchmarks.convergence.studies import STUDIES, Study, even_cut
 Place = tuple[str, str]  # a method, or a profile, and a correction
 TUNING_SEED = 100
 SEEDS = (0, 1, 2, 3, 4)
+MANY_SEEDS = tuple(range(15))  # where five differ by more than what they are to tell apart
 LENGTHS = (0.55, 0.7, 0.8, 0.9)  # in shares of the updates of a study
+LONGER = 1.1  # of synchronous training, whose best schedules may be faster than an asynchronous one
 KEY: tuple[Place, ...] = (  # what the targets are about
-    *((BASE, made) for made in CORRECTIONS),
-    *(("wpipe fresh, m = 4p", made) for made in CORRECTIONS),
+    *((BASE, correction) for correction in CORRECTIONS),
+    *(("wpipe fresh, m = 4p", correction) for correction in CORRECTIONS),
     *((f"{name}, m = 2p", OPTIMISTIC) for name in ("wpipe fresh", "weave")),
     ("weave, m = 4p", OPTIMISTIC),
 )
@@ -58,20 +60,19 @@ PARTS = (
     Part(study="text", runs="key", seeds=SEEDS),
     Part(study="python", runs="key", seeds=SEEDS),
     Part(study="text", runs="all", seeds=SEEDS[:1]),
+    Part(study="text", runs="synchronous lengths", seeds=SEEDS),
     Part(study="text", runs="lengths", seeds=SEEDS[:2]),
+    *(Part(study=name, runs="key", seeds=SEEDS) for name in ("qqp", "cifar10")),
     Part(study="qqp", runs="all", seeds=SEEDS[:2]),
-    Part(study="cifar10", runs="key", seeds=SEEDS[:3]),
+    Part(study=TRIED_IN, runs="candidates"),
+    Part(study="text", runs="others", seeds=SEEDS[:1]),
     Part(study="text", runs="checks"),
     Part(study="larger", runs="fewest", seeds=SEEDS[:2]),
-    Part(study="text", runs="synchronous lengths", seeds=SEEDS),
-    *(Part(study=name, runs="key", seeds=SEEDS) for name in ("qqp", "cifar10")),
-    Part(study="text", runs="others", seeds=SEEDS[:1]),
-    Part(study=TRIED_IN, runs="candidates"),
+    Part(study="cifar10", runs="key", seeds=MANY_SEEDS),
+    *(Part(study="text", runs=runs, seeds=SEEDS[:2]) for runs in ("all", "others")),
     Part(study="larger-muon", runs="fewest", seeds=SEEDS[:2]),
-    Part(study="python", runs="all", seeds=SEEDS[:1]),
-    Part(study="cifar10", runs="all", seeds=SEEDS[:1]),
-    Part(study="text", runs="others", seeds=SEEDS[:2]),
-    *(Part(study="text", runs=runs, seeds=SEEDS[:2]) for runs in ("all", "slow")),
+    *(Part(study=name, runs="all", seeds=SEEDS[:1]) for name in ("python", "cifar10")),
+    Part(study="text", runs="slow", seeds=SEEDS[:2]),
     Part(study="cifar10", runs="all", seeds=SEEDS[:2]),
     Part(study="python", runs="checks"),
     Part(study="python", runs="all", seeds=SEEDS[:2]),
@@ -163,11 +164,13 @@ def next_runs(studies: Mapping[str, Study], found: Found, *, quick: bool = False
 def _stages(part: Part, study: Study, found: Found, *, quick: bool) -> Iterator[Sequence[Run]]:
     """Each is needed for those after it."""
     if part.runs == "candidates":
-        places = [(METHODS[CANDIDATE].profile, candidate) for candidate in CANDIDATES]
+        places = [(METHODS[CANDIDATE].profile, name) for name in CANDIDATES]
+        bases = dict.fromkeys(candidate.synchronous for candidate in CANDIDATES.values())
+        places += [(SYNCHRONOUS, name) for name in bases if name in CANDIDATES]
         yield from _searches(part.study, study, places, found, axes=("rate", "beta"))
         return
     methods = methods_of(study)
-    chosen = [(name, made) for name in methods for made in METHODS[name].corrections]
+    chosen = [(name, correction) for name in methods for correction in METHODS[name].corrections]
     places = {
         "key": [place for place in KEY if place[0] in methods],
         "fewest": list(FEWEST),
@@ -176,25 +179,25 @@ def _stages(part: Part, study: Study, found: Found, *, quick: bool) -> Iterator[
         "lengths": list(OF_LENGTHS),
         "synchronous lengths": list(OF_LENGTHS[:1]),
         "checks": list(CHECKED),
-        "others": [(name, made) for name, method in OTHERS.items() for made in method.corrections],
+        "others": [(name, correction) for name, method in OTHERS.items() for correction in method.corrections],
     }[part.runs]
-    profiles = list(dict.fromkeys((EVERY[method].profile, made) for method, made in places))
+    profiles = list(dict.fromkeys((EVERY[method].profile, correction) for method, correction in places))
     yield from _searches(part.study, study, profiles, found, axes=study.searched, quick=quick)
     settings = {place: best_settings(part.study, study, *place, found) for place in profiles}
-    shares = LENGTHS if part.runs.endswith("lengths") else (1.0,)
+    shares = {"lengths": LENGTHS, "synchronous lengths": (*LENGTHS, LONGER)}.get(part.runs, (1.0,))
     if part.runs == "checks":
         yield [run for place in places for run in _checks(part.study, study, *place, settings)]
     yield [
         Run(
             study=part.study,
             method=method,
-            correction=made,
-            settings=settings[EVERY[method].profile, made],
+            correction=correction,
+            settings=settings[EVERY[method].profile, correction],
             updates=round(share * study.updates),
             seed=seed,
         )
         for seed in part.seeds
-        for method, made in places
+        for method, correction in places
         for share in shares
     ]
 
@@ -215,16 +218,14 @@ def _checks(name: str, study: Study, method: str, correction: str, settings: Map
 def _searches(
     name: str, study: Study, profiles: Sequence[Place], found: Found, *, axes: Sequence[str], quick: bool = False
 ) -> Iterator[list[Run]]:
-    """One axis after the other, of all profiles.
-
-    The first axis again, of synchronous training: its best rate depends on the momentum, and all gaps depend on it.
-    What that finds begins another round, so in the end both neighbours on every axis are worse.
-    """
-    base = [place for place in profiles if place[0] == SYNCHRONOUS]
-    rounds: list[tuple[str, str | None, Sequence[Place]]] = [(axis, axis, profiles) for axis in axes]
-    for axis, up_to, places in (*rounds, *((axis, None, base) for axis in axes[:1])):
+    """One axis after the other, then all of them until both neighbours of the best value on every axis are worse."""
+    rounds: list[tuple[Sequence[str], str | None]] = [*(((axis,), axis) for axis in axes), (axes, None)]
+    for chosen, up_to in rounds:
         while wanted := [
-            run for place in places for run in _search(name, study, place, axis, found, up_to=up_to, quick=quick)
+            run
+            for place in profiles
+            for axis in chosen
+            for run in _search(name, study, place, axis, found, up_to=up_to, quick=quick)
         ]:
             yield wanted
 

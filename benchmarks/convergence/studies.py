@@ -24,18 +24,18 @@ class Study:
     like: str = ""  # the study whose best settings are those where the search begins, except for the rate
     searched: tuple[str, ...] = ("rate", "beta", "decay")  # nothing: the settings are those of the other study
     metric: str = "accuracy"
+    judged_by_loss: bool = True  # or by the metric
     batch_norm: bool = False
     optimizer: str = "adamw"
 
     def sets(self, folder: Path) -> list[str]:
         """The settings of its job."""
         require_files(folder, [file for _, file in self.files])
-        held = ("evaluate.samples=0", f"evaluate.batch={3 * self.batch}", "schedule.virtual=true", "schedule.cure=none")
         return [
+            *("schedule.virtual=true", "schedule.cure=none"),
+            *(f"train.batch={self.batch}", f"evaluate.batch={3 * self.batch}", "evaluate.samples=0"),
             *self.settings,
             *(f"{key}={folder / file}" for key, file in self.files),
-            f"train.batch={self.batch}",
-            *held,
         ]
 
 
@@ -54,7 +54,7 @@ STUDIES = {
     ),
     "python": Study(
         title="Python's own sources, GPT of 4 blocks x 128, 64 bytes",
-        settings=(*GPT, "data.name=python", "evaluate.samples=960"),
+        settings=(*GPT, "data.name=python"),
         layers=10,
         updates=1000,
         tuning=500,
@@ -80,13 +80,11 @@ STUDIES = {
         batch=32,
         rate=1e-3,
         like="text",
+        judged_by_loss=False,
     ),
     "cifar10": Study(
         title="CIFAR-10, ResNeXt of 8 blocks, 8 channels after the stem",
-        settings=(
-            *("model.name=resnext50_32x4d", "model.width=8", "data.name=parquet"),
-            "evaluate.samples=2000",
-        ),
+        settings=("model.name=resnext50_32x4d", "model.width=8", "data.name=parquet"),
         files=(("data.train", "cifar10/train.parquet"), ("data.validation", "cifar10/test.parquet")),
         layers=10,
         updates=600,
@@ -94,6 +92,7 @@ STUDIES = {
         batch=64,
         rate=4e-3,
         like="text",
+        judged_by_loss=False,
         batch_norm=True,
     ),
     **{

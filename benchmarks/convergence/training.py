@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from benchmarks.convergence.corrections import CURES, OPTIMIZERS
 from benchmarks.convergence.plan import Run
 from benchmarks.convergence.studies import QUICK, STUDIES, Study
-from benchmarks.harness import data_folder, exit_with_parent
+from benchmarks.harness import data_folder, exit_after, exit_with_parent
 from weft.errors import Diverged, RunError
 from weft.runtime.comm import Collectives
 from weft.train.job import job_of
@@ -40,14 +41,24 @@ def train_all(runs: Sequence[Run], *, quick: bool, until: float = math.inf) -> I
         while True:
             while left and len(started) < cores and time.time() < until:
                 run = left.pop()
-                started[pool.submit(train, run, quick=False)] = run
+                started[pool.submit(_train_in_time, run)] = run
             if not started:
                 return
-            ended, _ = wait(started, timeout=RUN_TIMEOUT, return_when=FIRST_COMPLETED)
-            if not ended:
-                raise RunError(f"no run ended within {RUN_TIMEOUT:g} s; those that ended are stored, use --resume")
+            ended, _ = wait(started, return_when=FIRST_COMPLETED)  # each ends in time, or its process does
             for future in ended:
-                yield started.pop(future), future.result()
+                run = started.pop(future)
+                try:
+                    yield run, future.result()
+                except BrokenProcessPool:
+                    raise RunError(
+                        f"{run}: a process was killed, or did not end within {RUN_TIMEOUT:g} s (then its stacks are "
+                        "above); the runs that ended are stored, use --resume"
+                    ) from None
+
+
+def _train_in_time(run: Run) -> dict[str, Any]:
+    with exit_after(RUN_TIMEOUT):
+        return train(run, quick=False)
 
 
 def train(run: Run, *, quick: bool) -> dict[str, Any]:

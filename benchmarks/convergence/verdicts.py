@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.convergence.methods import BASE, CORRECTIONS, EVERY
-from benchmarks.convergence.plan import SEEDS, Settings, best_settings, run_of
-from benchmarks.convergence.studies import QUICK, STUDIES
+from benchmarks.convergence.plan import TUNING_SEED, Found, Settings, best_settings, run_of
+from benchmarks.convergence.studies import QUICK, STUDIES, Study
 from benchmarks.harness import Results
 
 # Of Student's t: 95 % are below, by degrees of freedom.
-QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+QUANTILES = (
+    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
+    *(1.796, 1.782, 1.771, 1.761),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ def cells(results: Results) -> Iterator[Cell]:
         by_place: dict[tuple[str, str], dict[int, Any]] = {}
         for run in results["runs"]:
             place = (EVERY[run["method"]].profile, run["correction"])
-            if (run["study"], run["updates"]) != (name, study["updates"]) or run["seed"] not in SEEDS:
+            if (run["study"], run["updates"]) != (name, study["updates"]) or run["seed"] == TUNING_SEED:
                 continue
             if Settings(**run["settings"]) == current.get(place):  # a search that goes on may change them
                 by_place.setdefault((run["method"], run["correction"]), {})[run["seed"]] = run
@@ -75,10 +78,18 @@ def cells(results: Results) -> Iterator[Cell]:
 
 def settings_of(results: Results, name: str) -> dict[tuple[str, str], Settings]:
     """The best settings so far, by profile and correction."""
-    found = {run_of(entry): entry["loss"] for entry in results["runs"]}
-    study = (STUDIES if results["form"] == "whole" else QUICK)[name]
+    found, study = found_in(results), study_of(results, name)
     places = {(method.profile, correction) for method in EVERY.values() for correction in method.corrections}
     return {place: best_settings(name, study, *place, found) for place in places}
+
+
+def found_in(results: Results) -> Found:
+    """All runs, and their held-out losses."""
+    return {run_of(entry): entry["loss"] for entry in results["runs"]}
+
+
+def study_of(results: Results, name: str) -> Study:
+    return (STUDIES if results["form"] == "whole" else QUICK)[name]
 
 
 def _cell(

@@ -3,7 +3,7 @@
 A measurement asks its `ResumeCache` for every part that takes long, so that an interrupted run can resume.
 """
 
-from benchmarks.harness.catalog import BENCHMARKS, Benchmark, Results, benchmark_named
+from benchmarks.harness.catalog import BENCHMARKS, Benchmark, Results, benchmark_named, sources_digest
 from benchmarks.harness.command import run
 from benchmarks.harness.deadline import BUILD_TIMEOUT, START_TIMEOUT, exit_after, exit_with_parent
 from benchmarks.harness.environment import data_folder, describe_environment, installed_version, require_files
@@ -28,6 +28,7 @@ __all__ = [
     "require_files",
     "run",
     "schedule_named",
+    "sources_digest",
     "status",
     "title_of",
 ]

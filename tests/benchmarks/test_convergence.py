@@ -30,6 +30,7 @@ from benchmarks.convergence.plan import (
     FEWEST,
     KEY,
     LENGTHS,
+    LONGER,
     SEEDS,
     TUNING_SEED,
     Run,
@@ -93,7 +94,11 @@ def results_of(found: dict[Run, float | None], **changes: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize(
-    ("method", "correction"), [*((method, PLAIN) for method in EVERY), *((CANDIDATE, made) for made in CANDIDATES)]
+    ("method", "correction"),
+    [
+        *((name, correction) for name, method in EVERY.items() for correction in method.corrections),
+        *((CANDIDATE, correction) for correction in CANDIDATES),
+    ],
 )
 def test_every_run_is_a_job(name: str, method: str, correction: str, tmp_path: Path) -> None:
     study = STUDIES[name]
@@ -102,6 +107,9 @@ def test_every_run_is_a_job(name: str, method: str, correction: str, tmp_path: P
         (tmp_path / file).write_text("text")
     job = job_of(None, run_named(method, study=name, correction=correction).sets(study, tmp_path))
     assert (job.train.optimizer == "nadamw") == correction.startswith("nadamw")
+    cures = [known for known in (OPTIMISTIC, "gapaware") if correction.endswith(known)]
+    assert [job.schedule.cure] == (cures or ["none"])
+    assert (job.schedule.c, job.schedule.cured) == (1, "all")
     exact = "predicted" in correction or method in ("xpipe", "xpipe, p = 2", "xpipe, p = 8")
     assert (job.schedule.predict == "exact") == exact
     schedule = schedule_of(job)
@@ -130,8 +138,9 @@ def test_delays_are_those_of_the_formulas() -> None:
         **{f"weave, m = {turns}p": (4 + 4 + 3 + 2 + 2 + 1 + 1 + 0) / 8 / (4 * turns) for turns in (2, 4, 8)},
     }  # fmt: skip
     assert {name: method.delay for name, method in METHODS.items()} == pytest.approx(wanted)
-    for method in METHODS.values():  # the settings are those of a profile that is at least about as late
-        assert method.delay <= METHODS[PROFILES[method.profile]].delay + 0.02
+    for method in EVERY.values():  # the settings are those of a profile that is at least about as late
+        late = METHODS[PROFILES[method.profile]].delay
+        assert method.delay <= late + 0.02 or method.options == METHODS["xpipe"].options  # it has one profile
 
 
 def test_search_ends_at_a_minimum_of_every_axis() -> None:
@@ -139,11 +148,11 @@ def test_search_ends_at_a_minimum_of_every_axis() -> None:
     for profile, method in PROFILES.items():
         for correction in METHODS[method].corrections:
             assert best_settings("text", STUDY, profile, correction, found) == BEST
-    tuned = {run.settings for run in found if run.seed == TUNING_SEED and run.method == BASE}
-    assert {0.1, 0.2, 0.4} <= {settings.rate for settings in tuned}  # both neighbours of the best
-    assert {0.9, 0.95, 0.975} <= {settings.beta for settings in tuned}
-    assert min(settings.decay for settings in tuned) == 0.01  # less is none
-    assert {replace(BEST, rate=0.1), replace(BEST, rate=0.4)} <= tuned  # again, at the best momentum and decay
+            place = (method, correction, TUNING_SEED)
+            tuned = {run.settings for run in found if (run.method, run.correction, run.seed) == place}
+            neighbours = [{"rate": 0.1}, {"rate": 0.4}, {"beta": 0.9}, {"beta": 0.975}, {"decay": 0.1}]
+            assert {replace(BEST, **change) for change in neighbours} <= tuned
+            assert min(settings.decay for settings in tuned) == 0.01  # less is none
 
 
 def test_plan_has_the_key_methods_on_every_seed_and_the_others_on_some() -> None:
@@ -153,29 +162,34 @@ def test_plan_has_the_key_methods_on_every_seed_and_the_others_on_some() -> None
         for run in found
         if (run.settings, run.updates) == (BEST, 100) and run.seed in SEEDS
     }
-    some = {(name, made) for name, method in METHODS.items() for made in method.corrections} - set(KEY)
+    places = {(name, correction) for name, method in METHODS.items() for correction in method.corrections}
+    some = places - set(KEY)
     assert whole == {
         *((*place, seed) for place in KEY for seed in SEEDS),
         *((*place, seed) for place in some for seed in SEEDS[: 2 if place[0] in SLOW else 3]),
-        *((name, made, seed) for name, method in OTHERS.items() for made in method.corrections for seed in SEEDS[:2]),
+        *((name, correction, 0) for name, method in OTHERS.items() for correction in method.corrections),
+        *((name, correction, 1) for name, method in OTHERS.items() for correction in method.corrections),
     }
     shorter = {run.updates for run in found if run.method == BASE and run.seed == 0}
-    assert shorter == {100, *(round(100 * share) for share in LENGTHS)}
+    assert shorter == {100, *(round(100 * share) for share in (*LENGTHS, LONGER))}
     checked = {(run.method, run.correction) for run in found if run.seed == TUNING_SEED}
     assert set(CHECKED) <= checked
 
 
 def test_candidates_are_tried_around_their_best_rate_and_momentum() -> None:
-    """In one study; they begin with less momentum than the others."""
+    """In one study; they begin with less momentum than the others. Some change synchronous training, too."""
+    both = {name for name, candidate in CANDIDATES.items() if candidate.synchronous == name}
     found = complete()
     for name in CANDIDATES:
-        tried = {run.settings for run in found if run.correction == name}
+        tried = {run.settings for run in found if (run.method, run.correction) == (CANDIDATE, name)}
         begin = Settings(rate=STUDY.rate, beta=0.8)
         rates = {replace(begin, rate=rate) for rate in (0.05, 0.1, 0.2, 0.4)}
-        assert tried == rates | {replace(begin, rate=0.2, beta=beta) for beta in (0.6, 0.8, 0.9, 0.95, 0.975)}
-    assert {(run.method, run.updates, run.seed) for run in found if run.correction in CANDIDATES} == {
-        (CANDIDATE, STUDY.tuning, TUNING_SEED)
-    }
+        betas = {replace(begin, rate=0.2, beta=beta) for beta in (0.6, 0.8, 0.9, 0.95, 0.975)}
+        assert tried == rates | betas | {replace(begin, rate=rate, beta=0.95) for rate in (0.1, 0.4)}
+    tried_on = {(run.method, run.correction) for run in found if run.correction in CANDIDATES}
+    assert both == {"nadamw", "nesterov", "basis rotation", "basis rotation, optimistic"}
+    assert tried_on == {*((CANDIDATE, name) for name in CANDIDATES), *((BASE, name) for name in both)}
+    assert {(run.updates, run.seed) for run in found if run.correction in CANDIDATES} == {(STUDY.tuning, TUNING_SEED)}
 
 
 def plan_of(name: str, study: Study, found: dict[Run, float | None]) -> list[Run]:
@@ -267,6 +281,8 @@ def test_equal_time_gives_synchronous_training_fewer_updates() -> None:
     full, per_share = loss_of(run_named(BASE, correction=OPTIMISTIC, settings=BEST, updates=100)), 0.5
     assert at_share(base, 0.6)[0] == pytest.approx(full + (1 - 0.6) * per_share)
     assert at_share(base, 0.1)[0] == pytest.approx(full + (1 - 0.55) * per_share)
+    assert at_share(base, 1.05)[0] == pytest.approx(full - 0.05 * per_share)  # a faster schedule makes more
+    assert not at_share(base, 1.2)  # not known
     found = {(race.cell.label, race.where): race for race in races(results, list(cells(results)))}
     race = found["wpipe, optimistic", "text, p = 4, m = 4, hop 0"]
     loss = loss_of(run_named("wpipe", correction=OPTIMISTIC, settings=BEST, updates=100))
@@ -277,7 +293,7 @@ def test_equal_time_gives_synchronous_training_fewer_updates() -> None:
 
 
 def test_time_to_a_loss_is_that_of_its_share_of_updates() -> None:
-    base = {0: [(0.5, 3.0), (1.0, 2.0)], 1: [(0.5, 3.0), (1.0, 1.0)]}
+    base = {0: [(0.5, 3.0), (1.0, 2.0), (1.1, 1.0)], 1: [(0.5, 3.0), (1.0, 1.0)]}
     points = {0: [(0.5, 2.5), (1.0, 1.5)], 1: [(0.5, 2.5), (1.0, 1.5)]}
     assert shares_to(points, base) == [0.75, math.inf]
     assert shares_to({0: [(0.5, 2.0), (1.0, 1.5)]}, base) == [0.5]
@@ -290,13 +306,57 @@ def test_tables_plots_and_targets() -> None:
     assert "**0.2: " in shown["settings"]
     assert "| `wpipe` | plain | 0.5 | 3 |" in shown["text"]
     assert plots(results).keys() == {"delay.svg", "curves.svg"}
-    lines = missed(results)
-    assert any("wpipe fresh, m = 2p, optimistic" in line for line in lines)  # 0.025 nats
-    assert not any("m = 2p:" in line and "at most 0.02" in line for line in lines)  # asked of m of 4p and more
     assert missed(results | {"complete": False})[0].startswith("the plan is not complete")
 
 
+AT_2P = [  # a tenth of their delays
+    "text, wpipe fresh, m = 2p, optimistic: +0.0250 (+0.0250), at most 0.02 nats",
+    "text, weave, m = 2p, optimistic: +0.0266 (+0.0266), at most 0.02 nats",
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "correction", "more", "lines"),
+    [
+        (BASE, PLAIN, 0.0, []),
+        ("wpipe fresh, m = 2p", PLAIN, 0.01, []),  # asked with the optimistic step, and of m of 4p and more
+        ("wpipe fresh, m = 4p", PLAIN, 0.01, ["text, wpipe fresh, m = 4p: +0.0225 (+0.0225), at most 0.02 nats"]),
+        ("weave, m = 4p", OPTIMISTIC, math.inf, ["text, weave, m = 4p, optimistic: 5 of 5 seeds diverged"]),
+        ("wpipe fresh, m = 8p", PLAIN, 0.01, ["text, wpipe fresh, m = 8p: 0.16 of the gap of 2bw, at most 0.1"]),
+        (
+            *("wpipe", OPTIMISTIC, 0.4),
+            [
+                f"equal time, text, p = {p}, m = {p}, hop 0, wpipe, optimistic: {gap:+.3f} ({gap:+.3f}) to {opponent}"
+                for p, opponent, gap in (
+                    *((4, "1f1b", 0.236), (4, "zb-h1", 0.35)),
+                    *((8, "1f1b", 0.225), (8, "zb-h1", 0.337)),  # loses 0.45, and 0.225 for being faster than 1f1b
+                )
+            ],
+        ),
+    ],
+)
+def test_every_target_can_be_missed(method: str, correction: str, more: float, lines: list[str]) -> None:
+    found = complete()
+    for run in found:
+        if (run.method, run.correction) == (method, correction) and run.seed != TUNING_SEED:
+            found[run] = loss_of(run) + more if math.isfinite(more) else None
+    even = [case for case in known_periods() if case["costs"] == "hop 0"]
+    assert sorted(missed(results_of(found, periods=even))) == sorted([*AT_2P, *lines])
+
+
+def test_answers_are_judged_by_the_points_lost() -> None:
+    """A tenth of the gap here: 0.25 points of `wpipe` with m = 2p are fewer than 0.3."""
+    found = {replace(run, study="qqp"): loss for run, loss in complete().items()}
+    changes: dict[str, Any] = {"studies": {"qqp": {"updates": 100}}, "periods": []}
+    assert not missed(results_of(found, **changes))
+    for run in found:
+        if (run.method, run.correction) == ("weave, m = 2p", PLAIN) and run.seed != TUNING_SEED:
+            found[run] = loss_of(run) + 0.01
+    assert missed(results_of(found, **changes)) == ["qqp, weave, m = 2p: +0.4 (+0.4) points lost, at most 0.3"]
+
+
 def test_candidates_are_compared_at_their_best() -> None:
+    """With synchronous training, too, which has the same if that changes it."""
     found = complete()
     for run in found:
         if run.correction in ("gapaware", OPTIMISTIC):
@@ -304,9 +364,11 @@ def test_candidates_are_compared_at_their_best() -> None:
         if run.correction == "predicted":
             found[run] = None
     rows = {row.split(" | ")[0].strip("| "): row for row in tables(results_of(found))["candidates"].splitlines()}
-    assert rows["gapaware"].endswith("| +0.350 | +0.850 |")
-    assert rows["predicted"].endswith("| diverged | – | – |")
-    assert rows["nadamw"].endswith("| 0.2, 0.95 | 2.400 | +0.100 | +0.600 |")
+    assert rows[PLAIN].endswith("| 0.2, 0.95 | 2.300 | +0.000 | 2.250 | +0.050 |")
+    assert rows[OPTIMISTIC].endswith("| 1.800 | -0.500 | 1.750 | +0.050 |")
+    assert rows["gapaware"].endswith("| 2.650 | +0.350 | 2.250 | +0.400 |")
+    assert rows["predicted"].endswith("| diverged | – | 2.250 | – |")
+    assert rows["nadamw"].endswith("| 0.2, 0.95 | 2.400 | +0.100 | 2.350 | +0.050 |")
 
 
 def test_recorded_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
