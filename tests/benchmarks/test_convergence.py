@@ -42,7 +42,7 @@ from benchmarks.convergence.plan import (
 from benchmarks.convergence.studies import QUICK, STUDIES, Study, even_cut
 from benchmarks.convergence.training import train
 from benchmarks.convergence.verdicts import Gap, cells, gap_between
-from benchmarks.harness import ResumeCache
+from benchmarks.harness import ResumeCache, describe_environment, sources_digest
 from weft.errors import WeftError
 from weft.train.job import job_of, schedule_of
 
@@ -385,7 +385,8 @@ def test_recorded_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("benchmarks.convergence.measure.periods", list)
     whole = measure(quick=False, cache=ResumeCache(tmp_path / "partial.jsonl"))
     assert whole["complete"]
-    assert whole["parts"] == [{"environment": whole["parts"][0]["environment"], "runs": len(made)}]
+    head = {"environment": describe_environment("numpy", "torch"), "sources": sources_digest()}
+    assert whole["parts"] == [head | {"runs": len(made)}]
     half = whole | {"runs": whole["runs"][:100], "complete": False}
     (tmp_path / "results.json").write_text(json.dumps(half))
     made.clear()
