@@ -145,7 +145,7 @@ def _study(found: Sequence[Cell]) -> str:
                 f"`{cell.method}`",
                 cell.correction,
                 f"{cell.delay:.3g}",
-                f"{len(cell.losses)}{diverged}",
+                f"{len(cell.losses)}{'' if cell.tuned else ' *'}{diverged}",
                 _mean(cell.losses, 3),
                 _mean(cell.metrics, 1, 100),
                 "–" if cell.gap is None else _gap(cell.gap),

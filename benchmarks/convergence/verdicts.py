@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class Cell:
     study: str
     method: str
     correction: str
+    tuned: bool  # or it ran before the search found better settings
     delay: float  # mean, in updates
     losses: dict[int, float]  # by seed, of those that did not diverge
     metrics: dict[int, float]
@@ -62,18 +63,25 @@ class Cell:
 def cells(results: Results) -> Iterator[Cell]:
     """All cells that have results, study by study, in the order of the methods."""
     for name, study in results["studies"].items():
-        current = settings_of(results, name)
-        by_place: dict[tuple[str, str], dict[int, Any]] = {}
+        best = settings_of(results, name)
+        found: dict[tuple[str, str], dict[Settings, dict[int, Any]]] = {}
         for run in results["runs"]:
-            place = (EVERY[run["method"]].profile, run["correction"])
-            if (run["study"], run["updates"]) != (name, study["updates"]) or run["seed"] == TUNING_SEED:
-                continue
-            if Settings(**run["settings"]) == current.get(place):  # a search that goes on may change them
-                by_place.setdefault((run["method"], run["correction"]), {})[run["seed"]] = run
+            if (run["study"], run["updates"]) == (name, study["updates"]) and run["seed"] != TUNING_SEED:
+                by_settings = found.setdefault((run["method"], run["correction"]), {})
+                by_settings.setdefault(Settings(**run["settings"]), {})[run["seed"]] = run
+        current = {place: best[EVERY[place[0]].profile, place[1]] for place in found}
+        chosen = {place: _chosen(by_settings, current[place]) for place, by_settings in found.items()}
         for method, correction in itertools.product(EVERY, CORRECTIONS):
-            if by_seed := by_place.get((method, correction)):
-                base = by_place.get((BASE, correction), {})
-                yield _cell(results, name, method, correction, by_seed, base)
+            place, base = (method, correction), (BASE, correction)
+            if place in chosen:
+                against = found[base][chosen[base]] if base in chosen else {}
+                tuned = chosen[place] == current[place]
+                yield _cell(results, name, method, correction, found[place][chosen[place]], against, tuned=tuned)
+
+
+def _chosen(found: Mapping[Settings, Mapping[int, Any]], best: Settings) -> Settings:
+    """The best ones; those with the most seeds, if nothing has run with the best ones yet."""
+    return best if best in found else max(found, key=lambda settings: len(found[settings]))
 
 
 def settings_of(results: Results, name: str) -> dict[tuple[str, str], Settings]:
@@ -93,7 +101,14 @@ def study_of(results: Results, name: str) -> Study:
 
 
 def _cell(
-    results: Results, study: str, method: str, correction: str, runs: dict[int, Any], base: dict[int, Any]
+    results: Results,
+    study: str,
+    method: str,
+    correction: str,
+    runs: dict[int, Any],
+    base: dict[int, Any],
+    *,
+    tuned: bool,
 ) -> Cell:
     points = zip(*(run["curve"] for run in runs.values()), strict=True)
     losses, metrics = _ended(runs, "loss"), _ended(runs, "metric")
@@ -101,6 +116,7 @@ def _cell(
         study=study,
         method=method,
         correction=correction,
+        tuned=tuned,
         delay=results["delays"][method],
         losses=losses,
         metrics=metrics,

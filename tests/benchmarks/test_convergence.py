@@ -264,6 +264,20 @@ def test_cells_compare_seed_by_seed_with_the_same_correction() -> None:
     assert (cell.diverged, len(cell.losses), cell.gap and len(cell.gap.values)) == (1, 2, 2)
 
 
+def test_a_cell_that_ran_before_the_search_ended_says_so() -> None:
+    """It is shown until it has run with the best settings."""
+    found = complete()
+    place = ("wpipe", PLAIN, 100)
+    before = [run for run in found if (run.method, run.correction, run.updates) == place and run.seed != TUNING_SEED]
+    older = {replace(run, settings=replace(BEST, rate=BEST.rate / 2)): found.pop(run) for run in before}
+    shown = {cell.label: cell for cell in cells(results_of(found | older))}
+    assert [cell.label for cell in shown.values() if not cell.tuned] == ["wpipe"]
+    assert shown["wpipe"].losses == {run.seed: loss for run, loss in older.items()}
+    assert "| `wpipe` | plain | 0.5 | 3 * |" in tables(results_of(found | older))["text"]
+    again = {cell.label: cell for cell in cells(results_of(found | older | {before[0]: 1.0}))}["wpipe"]
+    assert (again.tuned, again.losses) == (True, {before[0].seed: 1.0})
+
+
 def test_periods_are_those_of_the_formulas() -> None:
     cases = {(case["stages"], case["turns"], case["costs"]): case["periods"] for case in known_periods()}
     for (stages, turns, costs), found in cases.items():
