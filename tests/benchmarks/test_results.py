@@ -11,8 +11,6 @@ from benchmarks.harness import BENCHMARKS
 from benchmarks.rendering import put_table, table_mark
 
 ROOT = Path(__file__).parents[2]
-UNRECORDED = ("wall-clock",)  # measured by nobody yet, and its page says so
-RECORDED = [name for name in BENCHMARKS if name not in UNRECORDED]
 
 
 def results_of(name: str) -> dict[str, Any]:
@@ -20,7 +18,7 @@ def results_of(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_readme_shows_the_tables_of_its_results(name: str) -> None:
     page = (BENCHMARKS[name].folder / "README.md").read_text(encoding="utf-8")
     assert f"python -m benchmarks {name}" in page
@@ -31,7 +29,7 @@ def test_readme_shows_the_tables_of_its_results(name: str) -> None:
         assert put_table(page, table, text) == page, f"{table}: run python -m benchmarks {name} --render"
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_folder_has_the_plots_of_its_results(name: str) -> None:
     folder = BENCHMARKS[name].folder
     page = (folder / "README.md").read_text(encoding="utf-8")
@@ -40,15 +38,6 @@ def test_folder_has_the_plots_of_its_results(name: str) -> None:
     assert set(re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)) == plots.keys()
     for file, text in plots.items():
         assert (folder / file).read_text(encoding="utf-8") == text, f"{file}: run python -m benchmarks {name} --render"
-
-
-@pytest.mark.parametrize("name", UNRECORDED)
-def test_a_benchmark_without_results_says_so(name: str) -> None:
-    folder = BENCHMARKS[name].folder
-    assert not (folder / "results.json").exists()
-    page = (folder / "README.md").read_text(encoding="utf-8")
-    assert "Not recorded yet." in page
-    assert f"python -m benchmarks {name}" in page
 
 
 def test_results_page_shows_the_same_tables() -> None:
