@@ -64,7 +64,7 @@ def missed(results: Results) -> list[str]:
             lines.append(f"{where}: {cell.diverged} of {cell.diverged + len(cell.losses)} seeds diverged")
         if cell.gap is None or cell.lost is None:
             continue
-        if not study_of(results, cell.study).judged_by_loss:
+        if not cell.judged_by_loss:
             if cell.lost.mean > MOST_POINTS:
                 lines.append(f"{where}: {_gap(cell.lost, 1, 100)} points lost, at most {100 * MOST_POINTS:g}")
         elif (turns in ("4p", "8p") or cell.correction == OPTIMISTIC) and not cell.gap.upper <= MOST:
@@ -157,9 +157,9 @@ def _study(found: Sequence[Cell]) -> str:
 
 
 def _share(cell: Cell, found: Sequence[Cell]) -> float | None:
-    """Of the gap of plain 2bw."""
-    whole = next((other.gap for other in found if (other.study, other.label) == (cell.study, "2bw")), None)
-    return None if cell.gap is None or whole is None else cell.gap.mean / whole.mean
+    """Of the gap of plain 2bw, in what the study is judged by."""
+    whole = next((other.judged for other in found if (other.study, other.label) == (cell.study, "2bw")), None)
+    return None if cell.judged is None or whole is None or not whole.mean else cell.judged.mean / whole.mean
 
 
 def _checks(results: Results) -> str:
@@ -182,7 +182,7 @@ def _checks(results: Results) -> str:
 
 def _candidates(results: Results) -> str:
     """Each at its best rate and β1, beside synchronous training with the same; runs of one seed."""
-    head = ("correction", "source", "best rate, β1", "held-out loss", "less plain", "synchronous", "gap")
+    head = ("correction", "source", "best rate, β1", "held-out loss", "minus plain", "synchronous", "gap")
     rows: list[tuple[str, ...]] = []
     if TRIED_IN not in results["studies"]:
         return table(head, rows, left=2)

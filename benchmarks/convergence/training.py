@@ -74,7 +74,7 @@ def train(run: Run, *, quick: bool) -> dict[str, Any]:
     losses: dict[int, float] = {}
     made = OPTIMIZERS.get(run.correction)
     optimizer, cure = made and made(job.train), CURES.get(run.correction)
-    pipe = pipeline_of(job, net, supply.spec, updates=run.updates, optimizer=optimizer, cure=cure)
+    pipe = pipeline_of(job, net, supply.spec, updates=run.updates, other_optimizer=optimizer, other_cure=cure)
     try:
         for update in range(run.updates):
             batch = supply.batch(update)

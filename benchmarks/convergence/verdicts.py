@@ -53,7 +53,13 @@ class Cell:
     diverged: int
     gap: Gap | None  # to synchronous training; None for that itself, and if no seed ended in both
     lost: Gap | None  # of the metric, to synchronous training
+    judged_by_loss: bool  # or by the metric
     curve: tuple[float | None, ...]  # mean training loss
+
+    @property
+    def judged(self) -> Gap | None:
+        """What the study is judged by."""
+        return self.gap if self.judged_by_loss else self.lost
 
     @property
     def label(self) -> str:
@@ -80,8 +86,9 @@ def cells(results: Results) -> Iterator[Cell]:
 
 
 def _chosen(found: Mapping[Settings, Mapping[int, Any]], best: Settings) -> Settings:
-    """The best ones; those with the most seeds, if nothing has run with the best ones yet."""
-    return best if best in found else max(found, key=lambda settings: len(found[settings]))
+    """Those with the most seeds; of several the best ones, or the latest."""
+    rows = [(len(runs), settings == best, place) for place, (settings, runs) in enumerate(found.items())]
+    return list(found)[max(rows)[-1]]
 
 
 def settings_of(results: Results, name: str) -> dict[tuple[str, str], Settings]:
@@ -123,6 +130,7 @@ def _cell(
         diverged=len(runs) - len(losses),
         gap=None if method == BASE else gap_between(losses, _ended(base, "loss")),
         lost=None if method == BASE else gap_between(_ended(base, "metric"), metrics),
+        judged_by_loss=study_of(results, study).judged_by_loss,
         curve=tuple(None if None in point else statistics.mean(point) for point in points),
     )
 

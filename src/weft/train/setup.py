@@ -175,12 +175,12 @@ def pipeline_of(
     spec: DataSpec,
     *,
     updates: int,
-    optimizer: OptimizerMaker | None = None,
-    cure: Cure | None = None,
+    other_optimizer: OptimizerMaker | None = None,
+    other_cure: Cure | None = None,
 ) -> Pipeline:
     """The pipeline of a job, on the ranks of this process group or on virtual ranks.
 
-    An optimizer or a cure takes the place of the job's.
+    Another optimizer or cure takes the place of the job's.
     """
     schedule, choice = schedule_of(job), job.schedule
     predicts = bool(lower(schedule).predicts.any())
@@ -188,7 +188,7 @@ def pipeline_of(
         net.model,
         weights=net.weights,
         loss_fn=net.loss_fn,
-        optimizer=optimizer or optimizer_of(job.train),
+        optimizer=other_optimizer or optimizer_of(job.train),
         lr_scheduler=scheduler_of(job.train, updates),
         schedule=schedule,
         replicas=choice.replicas,
@@ -203,7 +203,7 @@ def pipeline_of(
         seed=job.train.seed,
         deadline=choice.deadline,
         predict={"bias": choice.bias, "extrapolation": choice.extrapolation} if predicts else None,
-        cure=cure or cure_of(job),
+        cure=other_cure or cure_of(job),
         telemetry=job.log.telemetry or None,
     )
 
