@@ -174,6 +174,7 @@ HIDDEN = [
     "bert.encoder.layer.0.attention.output.dense.weight", "bert.encoder.layer.0.output.dense.weight",
     "gpt_neox.layers.0.attention.query_key_value.weight", "model.decoder.layers.0.fc1.weight",
     "decoder.block.0.layer.0.SelfAttention.q.weight", "2.heads.in_proj_weight", "encoder.layers.0.linear1.weight",
+    "transformer.h.0.mlp.fc_out.weight", "layers.0.attn.out_proj.weight", "blocks.0.fc.weight",
 ]  # fmt: skip
 NOT_HIDDEN = [
     "embedding.tokens.weight", "embedding.positions.weight", "head.output.weight", "head.classifier.weight",  # weft's
@@ -183,6 +184,8 @@ NOT_HIDDEN = [
     "cls.predictions.decoder.weight", "vocab_projector.weight", "shared.weight", "heads.head.weight", "fc.weight",
     "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     "layers.0.blocks.1.attn.relative_position_bias_table",
+    "tok_emb.weight", "word_emb.weight", "emb.weight", "positions", "out.weight", "proj_out.weight",  # written by hand
+    "cls.seq_relationship.weight", "logits_proj.weight", "transformer.w.weight", "backbone.layers.0.mixer.A_log",
 ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from weft.errors import WeftError
 from weft.runtime.update.optimizers.hidden import is_hidden_matrix
 from weft.runtime.update.optimizers.orthogonal import iteration_dtype, orthogonal
 from weft.runtime.update.rules import Direction, UpdatedParameter, adam, linear_rule
+from weft.schedule import is_number
 
 NamedParameters: TypeAlias = "Iterable[tuple[str, Parameter]]"
 Group: TypeAlias = "Mapping[str, Any]"
@@ -51,7 +52,7 @@ class MuonAdamW(Optimizer):
         hidden: Callable[[str, Parameter], bool] = is_hidden_matrix,
     ) -> None:
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
-            if not value >= 0:
+            if not (isinstance(value, Tensor) or is_number(value)) or not value >= 0:
                 raise WeftError(f"{name} of muon is a number of at least 0 (got {value!r})")
         for name, value in {"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}.items():
             if not 0 <= value < 1:
@@ -95,7 +96,7 @@ class MuonAdamW(Optimizer):
         states = [self.state[parameter] for parameter in parameters]
         for parameter, state in zip(parameters, states, strict=True):
             if not state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = torch.tensor(0.0, dtype=torch.float32)  # bfloat16 would count up to 256
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         adamw(
             list[Tensor](parameters),
