@@ -26,6 +26,7 @@ import weft
 from weft.runtime import checkpoint
 from weft.runtime.assembly import BuiltChunk
 from weft.runtime.checkpoint import files
+from weft.runtime.checkpoint.optimizer_state import state_of
 from weft.runtime.pipeline import Pipeline
 from weft.runtime.update import PartState, UpdatePart
 from weft.runtime.update.cures.gapaware import _GapDamping
@@ -33,6 +34,7 @@ from weft.runtime.update.cures.optimistic import _OptimisticSteps
 from weft.runtime.update.cures.pipemare import _RateScaling
 from weft.runtime.update.predictor import Predictor
 from weft.runtime.update.rates_ahead import RatesAhead
+from weft.runtime.weights import ParameterSet
 
 BEFORE, AFTER = 3, 3  # mini-batches
 EXACT, DECAYED = {"versions": "exact"}, {"extrapolation": "decayed"}
@@ -203,6 +205,7 @@ CASES = [
     *(Case(schedule=name, options=BF16) for name in ("1f1b", "2bw", "wpipe", "xpipe")),
     Case(schedule="xpipe", optimizer="momentum", options=BF16 | {"predict": EXACT}),
     Case(schedule="2bw", options=BF16 | {"cure": weft.cures.GapAware(decay=0.9)}),
+    Case(schedule="wpipe", options=BF16 | {"cure": weft.cures.Optimistic(), "clip_norm": 0.1}),
     Case(schedule="wpipe", model="conv", options=BF16 | {"replicas": 2, "microbatches": 2}),
     Case(schedule="2bw", model="transformer", options=BF16 | {"clip_norm": 0.1}),
     Case(schedule="wpipe", model="odd-real", optimizer="sgd", options=BF16),
@@ -403,6 +406,30 @@ def test_any_schedule_resumes_a_run(source: Case, target: Case, tmp_path: Path) 
     again.load(tmp_path / "back")
     for what in ("weights", "optimizers"):
         assert equal(advance(again, [])[what], before[what])
+
+
+def test_old_checkpoints_do_not_say_whose_state_a_cure_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only `GapAware` had any then: it gets it back, another cure starts fresh."""
+
+    def state_then(parameter_set: ParameterSet, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        state = state_of(parameter_set, tensors)
+        del state["cure"]
+        return state
+
+    source = Case(schedule="2bw", options={"cure": weft.cures.GapAware(decay=0.9)})
+    saved = pipeline(source, seed=1)
+    advance(saved, source.batches()[:BEFORE])
+    monkeypatch.setattr("weft.runtime.checkpoint.pipeline_state.state_of", state_then)
+    saved.save(tmp_path / "then")
+    monkeypatch.undo()
+    again = pipeline(source, seed=2)
+    again.load(tmp_path / "then")
+    after = [advance(pipe, source.batches()[BEFORE:])["weights"] for pipe in (saved, again)]
+    assert equal(*after)
+    other = replace(source, options={"cure": weft.cures.Optimistic()})
+    fresh = pipeline(other, seed=3)
+    fresh.load(tmp_path / "then")
+    assert not equal(advance(fresh, source.batches()[BEFORE:])["weights"], after[0])
 
 
 def test_groups_that_are_empty_in_some_chunks_keep_their_rates(tmp_path: Path) -> None:

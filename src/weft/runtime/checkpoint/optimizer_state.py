@@ -234,9 +234,12 @@ class SavedSets:
                 )
 
     def _of_same_cure(self, parameter_set: ParameterSet, states: Sequence[Any]) -> list[Any]:
-        """The states that this set's cure has saved, None for those of another one; old checkpoints do not say."""
+        """The states that this set's cure has saved, None for those of another one.
+
+        Old checkpoints do not say whose a state is: `GapAware` alone had any then.
+        """
         cure = _cure_of(parameter_set)
-        kinds = [self.parameters[name].saved_set.get("cure", cure) for name in parameter_set.names]
+        kinds = [self.parameters[name].saved_set.get("cure", "GapAware") for name in parameter_set.names]
         return [state if kind == cure else None for state, kind in zip(states, kinds, strict=True)]
 
     def _options(self, optimizer: Optimizer, groups: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
