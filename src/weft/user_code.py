@@ -36,6 +36,7 @@ def load(name: str) -> Callable[..., Any]:
             raise WeftError(f"{name} failed ({one_line(problem)})") from problem
 
     call.__wrapped__ = function  # type: ignore[attr-defined]  # for inspect.signature
+    call.__qualname__ = name  # for messages
     return call
 
 

@@ -11,6 +11,7 @@ from tests.train.jobs import train, weights
 from tests.train.models.test_pipelines import CASES
 
 import weft
+from weft.errors import WeftError
 from weft.runtime.update import takes_names
 from weft.train.job import OPTIMIZERS, Training
 from weft.train.models import build_model
@@ -23,6 +24,9 @@ def by_name(named_parameters, lr):
     norms = [parameter for name, parameter in named_parameters if "norm" in name]
     others = [parameter for name, parameter in named_parameters if "norm" not in name]
     return torch.optim.SGD([{"params": others}, {"params": norms, "weight_decay": 0.0}], lr=lr, weight_decay=0.1)
+
+def misnamed(named_params, lr):
+    return by_name(named_params, lr)
 
 def plain(params, lr):
     return torch.optim.SGD(params, lr=lr)
@@ -54,6 +58,8 @@ def test_a_users_function_of_named_parameters(tmp_path: Path) -> None:
     make = optimizer_of(Training(optimizer=f"{file}:by_name", lr=0.5))
     assert takes_names(make)
     assert [group["weight_decay"] for group in make(pairs).param_groups] == [0.1, 0.0]
+    with pytest.raises(WeftError, match=r"calls it named_params\); call it named_parameters, or params"):
+        optimizer_of(Training(optimizer=f"{file}:misnamed"))
     plain = optimizer_of(replace(Training(), optimizer=f"{file}:plain"))
     assert not takes_names(plain)
     assert len(plain([parameter for _, parameter in pairs]).param_groups) == 1

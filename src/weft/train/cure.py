@@ -7,7 +7,7 @@ from collections.abc import Callable
 from weft.runtime import cures
 from weft.runtime.update import Cure, cure_for
 from weft.schedule import lower
-from weft.train.job import Job, schedule_of
+from weft.train.job import Job, cure_name, schedule_of
 
 
 def cure_of(job: Job) -> Cure | None:
@@ -18,7 +18,7 @@ def cure_of(job: Job) -> Cure | None:
         "pipemare": lambda: cures.PipeMare(anneal=choice.anneal),
         "gapaware": cures.GapAware,
     }
-    return makers[choice.cure]()
+    return makers[cure_name(job)]()
 
 
 def check_cure(job: Job) -> None:

@@ -21,6 +21,7 @@ from weft.schedule import (
     check_autocast,
     load_csv,
     load_schedule_function,
+    lower,
     predicting_methods,
     recompute_choices,
     verify,
@@ -37,6 +38,7 @@ KEYS_OF_FORMAT_1 = {"name", "model", "data", "schedule", "train", "evaluate", "c
 MOST_RANKS = 4  # by default
 CHOSEN_HERE = ("fresh", "predict")  # options of schedules whose values in jobs mean something else
 SCHEDULE_OPTIONS = ("chunks", "warmup", "vertical_sync", "fresh", "slack", "split", "predict")  # not of all methods
+KEYS_OF_CURES = {"c": "optimistic", "cured": "optimistic", "anneal": "pipemare"}  # in `schedule`
 OPTIMIZERS = ("adamw", "adam", "sgd", "nadam", "nadamw", "radam", "rmsprop", "adagrad", "adamax", "muon")
 
 
@@ -69,9 +71,10 @@ class ScheduleChoice:
     bias: str = option("adam", "bias correction of predicted Adam steps", allowed=("adam", "printed"))
     extrapolation: str = option("linear", "how weights are predicted", allowed=("linear", "decayed"))
     cure: str = option(
-        "optimistic",
-        "correction of updates for stale weights; optimistic helps synchronous training, too",
-        allowed=("none", "optimistic", "pipemare", "gapaware"),
+        "auto",
+        "correction of updates for stale weights; auto: optimistic, which helps synchronous training, too, but none if "
+        "weights are predicted or the optimizer is nadamw",
+        allowed=("auto", "none", "optimistic", "pipemare", "gapaware"),
     )
     c: float = option(1.0, "optimistic: weight of what is new in an update; 0: the mean delay of the chunk", least=0)
     cured: str = option("all", "optimistic: all chunks, or late ones: those with a delay", allowed=("all", "late"))
@@ -179,6 +182,7 @@ def job_of(file: str | None, sets: Sequence[str] = ()) -> Job:
     """The job of a file, with `key=value` settings on top."""
     job = load(Job, file, sets, upgrade=_upgrade)
     check(job)
+    _check_cure(job)
     return job
 
 
@@ -268,6 +272,17 @@ def check(job: Job) -> None:
     job.data.check()
 
 
+def _check_cure(job: Job) -> None:
+    """Refuse keys of another cure than the one that a new job chooses; those of a run may be left from before."""
+    for key, cure in KEYS_OF_CURES.items():
+        value, default = getattr(job.schedule, key), getattr(ScheduleChoice(), key)
+        if value != default and cure_name(job) != cure:
+            raise WeftError(
+                f"schedule.{key} is for schedule.cure={cure} (schedule.{key}: {value}, cure: {cure_name(job)}); set "
+                f"schedule.cure={cure}, or leave schedule.{key} at {default}"
+            )
+
+
 def ranks_of(job: Job) -> int:
     """The number of ranks, all replicas together."""
     asked, replicas = job.schedule.ranks, job.schedule.replicas
@@ -303,6 +318,21 @@ def reads_newest(choice: ScheduleChoice) -> bool:
     """Whether the schedule is asked for fresh reads: by default if it has the choice."""
     method = METHODS.get(choice.name)
     return choice.fresh is True or (choice.fresh == "auto" and method is not None and "fresh" in method.options)
+
+
+def cure_name(job: Job) -> str:
+    """The cure that a job chooses: by default one, where nothing else corrects for stale weights."""
+    if job.schedule.cure != "auto":
+        return job.schedule.cure
+    return "none" if job.train.optimizer == "nadamw" or _predicts(job) else "optimistic"
+
+
+def _predicts(job: Job) -> bool:
+    """Whether weights are predicted; of a method that does not depend on the number of ranks."""
+    method = METHODS.get(job.schedule.name)
+    if method is None:
+        return bool(lower(schedule_of(job)).predicts.any())
+    return method.prediction_option == "versions" or bool(job.schedule.predict)
 
 
 def schedule_of(job: Job) -> Schedule:

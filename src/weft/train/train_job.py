@@ -112,7 +112,7 @@ class JobRun:
             if saved.fixed[name] != value:
                 raise WeftError(
                     f"train.{name} is part of the checkpoint ({checkpoint}: {saved.fixed[name]}, job: {value}) and "
-                    "can't be changed by a resumed run; leave it out"
+                    f"can't be changed by a resumed run; set train.{name}={str(saved.fixed[name]).replace(' ', '')}"
                 )
         changes = [
             f"{change.name} (checkpoint: {change.before}, now: {change.now})"
