@@ -178,6 +178,19 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
         r"exactly the parameters that it is given.*given: 4, held: 1, without 0\.bias\); build it from the function",
     ),
     "lbfgs": ({"optimizer": torch.optim.LBFGS}, r"LBFGS.*use another optimizer"),
+    "a name of jobs": ({"optimizer": "muon"}, r"optimizer is a function .*got str\); names are for jobs"),
+    "muon that is not called": (
+        {"optimizer": weft.optimizers.muon},
+        r"got partial from it\); call it first, as in optimizer=weft.optimizers.muon\(lr=1e-3\)",
+    ),
+    "misnamed pairs": (
+        {"optimizer": lambda named_params: torch.optim.SGD([pair[1] for pair in named_params], lr=0.1)},
+        r"calls it named_params\); call it named_parameters, or params",
+    ),
+    "a scheduler": (
+        {"lr_scheduler": torch.optim.lr_scheduler.StepLR(sgd(layers().parameters()), 1)},
+        r"lr_scheduler is a function .*got StepLR\); use one such as lambda optimizer",
+    ),
     "an optimizer": ({"optimizer": sgd(layers().parameters())}, r"optimizer is a function.*such as lambda params"),
     "an optimizer and a number": (
         {"optimizer": (torch.optim.SGD, 0.1)},

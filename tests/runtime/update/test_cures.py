@@ -313,6 +313,14 @@ def test_cures_of_late_chunks_refuse_synchronous_training(cure: Any) -> None:
         pipeline(SYNCHRONOUS, cure)
 
 
+@pytest.mark.parametrize("case", ANY[2:5], ids=str)
+def test_optimistic_changes_of_masters(case: Case) -> None:
+    """With low precision, changes are those of the fp32 masters."""
+    ran = train(case, OPTIMISTIC, precision="bf16")
+    assert distance(ran, WithOptimistic(case, OPTIMISTIC, dtype=torch.bfloat16).run(case)) == 0
+    assert distance(ran, WithOptimistic(case, OPTIMISTIC).run(case)) > 1e-4
+
+
 class UnroundedGaps(WithGapAware):
     """Compares what was read, which is rounded, with masters, which are not."""
 
@@ -497,6 +505,8 @@ def test_nadamw_resumes_from_its_state() -> None:
         (MARE, "xpipe", r"PipeMare is for schedules that read old weights, and xpipe.* predicts newer ones.*GapAware"),
         ("gap", "2bw", r"cure is one of weft.cures.*got 'gap'"),
         (weft.cures.GapAware, "2bw", r"cure is one of weft.cures"),
+        (weft.cures.NAdamW, "2bw", "it is an optimizer: give it as optimizer="),
+        (weft.cures.Optimistic(c="stale"), "1f1b", r"has none .*use Optimistic\(\).*c='stale'.*schedule.c=1"),
     ],
 )
 def test_a_cure_that_does_not_apply_is_refused(cure: Any, schedule: str, message: str) -> None:

@@ -153,10 +153,10 @@ def _check_layers(layers: int, schedule: Schedule) -> None:
     """Where a stage has several chunks, a schedule with one chunk a stage needs fewer layers."""
     each = schedule.chunks // schedule.stages
     if layers < schedule.chunks and each > 1:
+        fewer = "1 stage, or " if layers // each == 1 else f"{layers // each} stages, or " if layers >= each else ""
         raise WeftError(
             f"a pipeline needs at least one layer per chunk (layers: {layers}, chunks: {schedule.chunks}, {each} a "
-            f"stage under {schedule.name}); use {f'{layers // each} stages, or ' if layers >= each else ''}a schedule "
-            "with one chunk a stage, such as 2bw"
+            f"stage under {schedule.name}); use {fewer}a schedule with one chunk a stage, such as 2bw"
         )
 
 

@@ -109,7 +109,10 @@ def _schedule_for(settings: Settings) -> Schedule:
             )
         return schedule
     if microbatches is None:
-        raise WeftError("a schedule by name needs microbatches, the number of parts of a mini-batch")
+        raise WeftError(
+            "a schedule by name needs microbatches, the number of parts of a mini-batch (microbatches: None); use for "
+            f"example {2 * available}, two for each stage"
+        )
     return named_schedule(schedule, stages=available, microbatches=microbatches, **options)
 
 

@@ -22,6 +22,7 @@ from weft.user_code import signature_of
 OptimizerMaker: TypeAlias = "Callable[[list[Any]], Optimizer] | tuple[Callable[..., Optimizer], Mapping[str, Any]]"
 SchedulerMaker: TypeAlias = Callable[[Optimizer], LRScheduler]
 
+NAMED = "named_parameters"
 RULE = (
     "optimizer is a function from parameters to a torch.optim.Optimizer, such as "
     "lambda params: torch.optim.SGD(params, lr=0.1)"
@@ -34,8 +35,9 @@ def check_optimizer(make: Any) -> None:
     if not callable(function) or not isinstance(arguments, Mapping):
         raise WeftError(
             f'{RULE}, or a class and its arguments, such as (torch.optim.SGD, {{"lr": 0.1}}) '
-            f"(got {type(make).__name__})"
+            f"(got {type(make).__name__}){'; names are for jobs (train.optimizer)' if isinstance(make, str) else ''}"
         )
+    takes_names(function)
     signature = signature_of(function)
     try:
         if signature is not None:
@@ -50,7 +52,13 @@ def check_optimizer(make: Any) -> None:
 def takes_names(function: Callable[..., Any]) -> bool:
     """Whether a function is one of named parameters: its first argument is called so."""
     signature = signature_of(function)
-    return signature is not None and next(iter(signature.parameters), None) == "named_parameters"
+    first = next(iter(signature.parameters), "") if signature is not None else ""
+    if "name" in first and first != NAMED:
+        raise WeftError(
+            "an optimizer's function is given pairs of a name and a parameter if its first argument is called "
+            f"{NAMED}, else a list of parameters ({_name_of(function)} calls it {first}); call it {NAMED}, or params"
+        )
+    return first == NAMED
 
 
 def make_optimizer(make: OptimizerMaker, names: Sequence[str], live: list[Parameter]) -> Optimizer:
@@ -59,7 +67,8 @@ def make_optimizer(make: OptimizerMaker, names: Sequence[str], live: list[Parame
     named = dict(zip(names, live, strict=True))
     optimizer = _call_with_names(function, named, arguments) if takes_names(function) else function(live, **arguments)
     if not isinstance(optimizer, Optimizer):
-        raise WeftError(f"{RULE} (got {type(optimizer).__name__} from it)")
+        hint = "; call it first, as in optimizer=weft.optimizers.muon(lr=1e-3)" if callable(optimizer) else ""
+        raise WeftError(f"{RULE} (got {type(optimizer).__name__} from it){hint}")
     if isinstance(optimizer, LBFGS):
         raise WeftError("LBFGS computes the loss again in its step, which a pipeline can't; use another optimizer")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -81,11 +90,12 @@ def make_scheduler(make: SchedulerMaker, optimizer: Optimizer) -> LRScheduler:
     for group in optimizer.param_groups:
         if isinstance(group.get("lr"), Tensor):
             group["lr"] = group["lr"].clone()
-    scheduler = make(optimizer)
-    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+    scheduler = make(optimizer) if callable(make) else make
+    if not callable(make) or not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         raise WeftError(
             "lr_scheduler is a function from an optimizer to a scheduler that steps once per update, without a metric "
-            f"(got {type(scheduler).__name__} from it); use one such as torch.optim.lr_scheduler.LambdaLR"
+            f"(got {type(scheduler).__name__}{' from it' if callable(make) else ''}); use one such as "
+            "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)"
         )
     return scheduler
 
@@ -99,7 +109,7 @@ def _call_with_names(
         raise
     except (TypeError, ValueError, AttributeError) as problem:
         raise WeftError(
-            "optimizer is given pairs of a name and a parameter, because its argument is called named_parameters, and "
+            f"optimizer is given pairs of a name and a parameter, because its argument is called {NAMED}, and "
             f"failed ({_name_of(function)}: {one_line(problem)}). torch's optimizers refuse pairs if a group is empty, "
             "others take none: build groups of parameters, as in [parameter for name, parameter in named_parameters]"
         ) from problem

@@ -28,6 +28,11 @@ class Cure:
 
     above: ClassVar[float] = 0  # treats only chunks with a larger mean delay
 
+    @property
+    def remedy(self) -> str:
+        """What to do about a schedule that has no chunk to treat."""
+        return f"{WITHOUT}, or use a schedule with more delay"
+
     def check(self, program: Program) -> None:
         """Refuse a schedule that has no chunk to treat."""
         schedule = program.schedule
@@ -35,7 +40,7 @@ class Cure:
         if largest <= self.above:
             raise WeftError(
                 f"{type(self).__name__} is for chunks with a mean delay above {self.above:g}, and {schedule.title} has "
-                f"none (largest: {largest:.3g}); {WITHOUT}, or use a schedule with more delay"
+                f"none (largest: {largest:.3g}); {self.remedy}"
             )
 
     def treat(self, optimizer: Optimizer, live: Sequence[Parameter], delay: float) -> CurePart | None:
@@ -48,7 +53,9 @@ def cure_for(cure: Any, program: Program) -> Cure:
     if cure is None:
         return Cure()
     if not isinstance(cure, Cure):
-        raise WeftError(f"cure is one of weft.cures, such as weft.cures.PipeMare(anneal=1000) (got {cure!r})")
+        kind = cure if isinstance(cure, type) else type(cure)
+        hint = "; it is an optimizer: give it as optimizer=" if issubclass(kind, Optimizer) else ""
+        raise WeftError(f"cure is one of weft.cures, such as weft.cures.Optimistic() (got {cure!r}){hint}")
     cure.check(program)
     return cure
 

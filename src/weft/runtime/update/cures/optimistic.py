@@ -48,6 +48,13 @@ class Optimistic(Cure):
         if self.chunks not in ("all", "late"):
             raise WeftError(f'Optimistic\'s chunks is "all" or "late" (got {self.chunks!r})')
 
+    @property
+    def remedy(self) -> str:
+        return (
+            f"use Optimistic(), which gives all chunks a number as c (here c={self.c!r} and chunks={self.chunks!r}; in "
+            f"a job: schedule.c=1 and schedule.cured=all), or {super().remedy}"
+        )
+
     def check(self, program: Program) -> None:
         if self.c == "stale" or self.chunks == "late":
             super().check(program)
