@@ -74,6 +74,7 @@ def train(schedule: str = "wpipe", minibatches: str = "120") -> None:
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3),
         schedule=schedule,
         microbatches=MICROBATCHES,
+        cure=weft.cures.Optimistic(),  # corrects for late weights, and helps synchronous schedules, too
     )
     first = int(os.environ["RANK"]) == 0
     losses: dict[int, float] = {}
