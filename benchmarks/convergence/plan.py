@@ -58,8 +58,8 @@ class Part:
 
 PARTS = (
     Part(study="text", runs="key", seeds=SEEDS),
-    Part(study="python", runs="key", seeds=SEEDS),
     Part(study="text", runs="synchronous lengths", seeds=SEEDS),
+    Part(study="python", runs="key", seeds=SEEDS),
     Part(study="text", runs="lengths", seeds=SEEDS[:2]),
     Part(study="text", runs="all", seeds=SEEDS[:1]),
     *(Part(study=name, runs="key", seeds=SEEDS) for name in ("qqp", "cifar10")),
