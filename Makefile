@@ -2,9 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE # to compile tests once, not in every process of every run
-# One more than cores, because many tests wait for processes.
-WORKERS = $(shell $(BIN)/python -c 'import os; print(1 + os.cpu_count())')
-PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
 # $(1): options for pytest. mypy runs at the same time; its output follows that of pytest.
 define check
